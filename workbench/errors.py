@@ -1,0 +1,10 @@
+"""The one exception for a user's mistake.
+
+Everything that a user can get wrong (a path, a file, a parameter, two inputs that do not fit) raises `InputError` with one
+sentence that says what is wrong, where, what was expected and what to do. The command line prints the sentence and exits with
+code 2; a notebook shows it at the top of its report. Anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+
+class InputError(Exception):
+    """A mistake in the input: one sentence for the user (what, where, expected, what to do)."""
