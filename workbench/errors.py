@@ -7,4 +7,11 @@ code 2; a notebook shows it at the top of its report. Anything else that escapes
 
 
 class InputError(Exception):
-    """A mistake in the input: one sentence for the user (what, where, expected, what to do)."""
+    """A mistake in the input: one sentence for the user (what, where, expected, what to do).
+
+    code: the name of the fault when a file itself is at fault ("file-truncated", "wrong-model", ...), else None.
+    """
+
+    def __init__(self, sentence: str, code: str | None = None):
+        super().__init__(sentence)
+        self.code = code

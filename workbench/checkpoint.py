@@ -1,0 +1,402 @@
+"""Open any drafter or verifier lazily, and write checkpoints.
+
+Notable: opening reads JSON and headers only; `array`, `stored` and `tensor` read what is asked, row by row if wanted. What a checkpoint is,
+is told by tensors and shapes. K, V, H and Ht come from the tensors where these tell, else from the config; `settings` keeps both when they
+differ. Nothing is repaired on the way in: a drafter with a faulty map opens, so that its fault can be named.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.dialects import DEFAULTS, Setting, Taps, canonical_names, family, read_settings, read_taps, recognise
+from workbench.errors import InputError
+from workbench.mapping import describe_map
+from workbench.places import Place, open_place
+from workbench.torch_file import torch_header
+from workbench.weights import DTYPES, TensorInfo, read_stored, safetensors_header, widen, write_safetensors
+
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}(?P<suffix>\.safetensors|\.bin)")
+_NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "training_state")
+
+
+class Checkpoint:
+    """A checkpoint whose headers have been read.
+
+    location, revision: where it is, and the pinned commit on a hub. config: config.json as it is ({} without one). settings: its values by
+    plain name with their sources. tensors: {disk name: TensorInfo}. names: {canonical name: disk name}; every reader takes either name.
+    """
+
+    kind: str
+
+    def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any]):
+        self.place, self.tensors, self.config = place, tensors, config
+        self.location, self.revision = place.location, place.revision
+        self.settings = read_settings(config)
+        self.names: dict[str, str] = {}
+
+    def info(self, name: str) -> TensorInfo:
+        """A tensor's shape, dtype and file by canonical or disk name; InputError when there is none."""
+        disk = self.names.get(name, name)
+        if disk not in self.tensors:
+            raise InputError(
+                f"{self.location} has no tensor {name}: it holds {len(self.tensors)}, such as {', '.join(list(self.tensors)[:4])}"
+            )
+        return self.tensors[disk]
+
+    def stored(self, name: str, rows: Any = None) -> np.ndarray:
+        """A tensor or its rows as the bits on disk (bfloat16 as uint16 patterns), in the order of `rows`."""
+        return read_stored(self.place, self.info(name), rows)
+
+    def array(self, name: str, rows: Any = None) -> np.ndarray:
+        """A tensor or its rows (None, a slice, or whole numbers [R]) as numpy; bfloat16 widened to float32."""
+        return widen(self.stored(name, rows), self.info(name).dtype)
+
+    def tensor(self, name: str, rows: Any = None) -> Any:
+        """A tensor or its rows as a torch tensor of the type on disk."""
+        import torch
+
+        dtype = getattr(torch, DTYPES[self.info(name).dtype].torch)
+        stored = self.stored(name, rows)
+        tensor = torch.from_numpy(stored)
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting, None when neither config nor default gives one."""
+        return self.settings[name].value if name in self.settings else None
+
+    def number(self, name: str) -> int | None:
+        """A setting that counts something; InputError when it is no whole number."""
+        value = self.setting(name)
+        if value is not None and (type(value) is not int or value < 0):
+            raise InputError(f"{self.location}: {self.settings[name].source} is {value!r} in the config: expected a whole number; mend it")
+        return value
+
+    def _shape(self, name: str, ndim: int) -> tuple[int, ...] | None:
+        """Shape of a tensor, None when it is absent; InputError when its rank is wrong."""
+        if name not in self.names:
+            return None
+        shape = self.info(name).shape
+        if len(shape) != ndim:
+            raise InputError(f"{self.location}: {self.names[name]} has shape {list(shape)}: expected {ndim} dimension(s); re-export it")
+        return shape
+
+
+class DrafterCheckpoint(Checkpoint):
+    """An EAGLE-3 drafter. k, v, h, ht: draft and target vocabulary, drafter and verifier hidden size (None where nothing tells)."""
+
+    kind = "drafter"
+
+    def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any], names: dict[str, str]):
+        super().__init__(place, tensors, config)
+        self.names = names
+        self._dialect = recognise(names, self.settings, full_vocabulary=self.k is not None and self.k == self.v)
+        self.dialect = self._dialect.name
+        self._settle()
+
+    @cached_property
+    def k(self) -> int | None:
+        """Rows of the head, else length of d2t, else config."""
+        shape = self._shape("lm_head.weight", 2) or (self.tensors[self.names["d2t"]].shape if "d2t" in self.names else None)
+        return shape[0] if shape else self.number("draft_vocab_size")
+
+    @cached_property
+    def v(self) -> int | None:
+        """Length of t2d, else config, else rows of the embedding."""
+        t2d = self.tensors[self.names["t2d"]].shape if "t2d" in self.names else ()
+        if len(t2d) == 1:
+            return t2d[0]
+        embedding = self._shape("embed_tokens.weight", 2)
+        return self.number("vocab_size") or (embedding[0] if embedding else None)
+
+    @cached_property
+    def h(self) -> int | None:
+        shape = self._shape("fc.weight", 2) or self._shape("norm.weight", 1)
+        return shape[0] if shape else self.number("hidden_size")
+
+    @cached_property
+    def ht(self) -> int | None:
+        """target_hidden_size, else the drafter's own hidden size."""
+        return self.number("target_hidden_size") or self.h
+
+    @cached_property
+    def layers(self) -> int:
+        return len({name.split(".")[1] for name in self.names if name.startswith("layers.")})
+
+    @cached_property
+    def mla(self) -> bool:
+        """Whether the attention is DeepSeek's (low-rank q and kv projections)."""
+        return "layers.0.self_attn.kv_a_proj_with_mqa.weight" in self.names
+
+    @cached_property
+    def taps(self) -> Taps:
+        fc = self._shape("fc.weight", 2)
+        return read_taps(self._dialect, self.settings, fc[1] if fc else None, self.ht, self.location)
+
+    def map_raw(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """(d2t, t2d) as on disk, None where absent: neither checked nor converted."""
+        d2t, t2d = (self.array(name) if name in self.names else None for name in ("d2t", "t2d"))
+        return d2t, t2d
+
+    def _settle(self) -> None:
+        """Add to the settings what the weights say, and the defaults that remain, each with its source."""
+        shape = {name: self.tensors[disk].shape for name, disk in self.names.items()}
+        weights = {
+            "hidden_size": ("fc.weight", shape.get("fc.weight", (None,))[:1]),
+            "draft_vocab_size": ("lm_head.weight", shape.get("lm_head.weight", ())[:1]),
+            "vocab_size": ("t2d", shape.get("t2d", ())[:1]),
+            "num_hidden_layers": ("layers.*", (self.layers,)),
+            "norm_before_fc": ("input_norm.weight", (True,) if "input_norm.weight" in shape else ()),
+            "fc_norm": ("fc_norm.0.weight", (True,) if "fc_norm.0.weight" in shape else ()),
+        }
+        for key, (tensor, value) in weights.items():
+            if value and value[0] is not None:
+                self._add(key, value[0], f"weights ({tensor})")
+        heads, hidden = self.setting("num_attention_heads"), self.setting("hidden_size")
+        if type(heads) is int and type(hidden) is int and heads > 0:
+            self.settings.setdefault("num_key_value_heads", Setting(heads, "default (num_attention_heads)"))
+            self.settings.setdefault("head_dim", Setting(hidden // heads, "default (hidden_size / num_attention_heads)"))
+        for key, (value, source) in DEFAULTS.items():
+            self.settings.setdefault(key, Setting(value, source))
+
+    def _add(self, key: str, value: Any, source: str) -> None:
+        found = self.settings.get(key)
+        extra = Setting(value, source)
+        self.settings[key] = extra if found is None else found._replace(also=(*found.also, extra))
+
+
+class VerifierCheckpoint(Checkpoint):
+    """A verifier. Its three parts are found by exact name, then by the shortest name that ends so (`language_model.` and the like)."""
+
+    kind = "verifier"
+
+    def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any]):
+        super().__init__(place, tensors, config)
+        for canonical, ending in (
+            ("lm_head.weight", "lm_head.weight"),
+            ("embed_tokens.weight", "embed_tokens.weight"),
+            ("norm.weight", "model.norm.weight"),
+        ):
+            exact = [name for name in (canonical, f"model.{canonical}") if name in tensors]
+            found = exact or sorted((name for name in tensors if name.endswith(f".{ending}")), key=len)
+            if found:
+                self.names[canonical] = found[0]
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether the head is the embedding: no head on disk, none of its quantised parts, and no config that says otherwise."""
+        return "lm_head.weight" not in self.names and not self._head_parts and self.setting("tie_word_embeddings") is not False
+
+    @cached_property
+    def _head_parts(self) -> list[str]:
+        return [name for name in self.tensors if "lm_head." in name]
+
+    @cached_property
+    def head(self) -> str:
+        """Disk name of the head [V, Ht], the embedding's when tied; InputError when it is quantised or missing."""
+        if "lm_head.weight" in self.names:
+            return self.names["lm_head.weight"]
+        if self._head_parts:
+            raise InputError(
+                f"{self.location}: the head is quantised ({', '.join(self._head_parts[:4])}): expected lm_head.weight; dequantise it"
+            )
+        if not self.tied:
+            raise InputError(
+                f"{self.location} has no lm_head.weight though {self.settings['tie_word_embeddings'].source} is false: "
+                "part of the verifier is missing; download all of it"
+            )
+        return self.embedding
+
+    @cached_property
+    def embedding(self) -> str:
+        """Disk name of the embedding [V, Ht]."""
+        return self.info("embed_tokens.weight").name
+
+    @cached_property
+    def final_norm(self) -> str:
+        """Disk name of the final norm's weight [Ht]."""
+        return self.info("norm.weight").name
+
+    @cached_property
+    def layers(self) -> int | None:
+        """Decoder layers by config (weights may hold an extra prediction layer), else counted beside the embedding."""
+        prefix = self.names.get("embed_tokens.weight", "").removesuffix("embed_tokens.weight") + "layers."
+        found = {name[len(prefix) :].split(".")[0] for name in self.tensors if name.startswith(prefix)}
+        return self.number("num_hidden_layers") or len(found) or None
+
+    @cached_property
+    def hidden(self) -> int | None:
+        shape = self._shape("embed_tokens.weight", 2) or self._shape("lm_head.weight", 2)
+        return shape[1] if shape else self.number("hidden_size")
+
+    @cached_property
+    def vocab(self) -> int | None:
+        shape = self._shape("lm_head.weight", 2) or self._shape("embed_tokens.weight", 2)
+        return shape[0] if shape else self.number("vocab_size")
+
+
+def open_checkpoint(path: str | Path) -> DrafterCheckpoint | VerifierCheckpoint:
+    """Open a drafter or verifier: a folder, a weights file, or a Hugging Face id `owner/name` (`@revision` after it pins another commit).
+
+    Reads JSON files and headers, no tensor data. Raises InputError for whatever is neither, saying what it is instead.
+    """
+    place = open_place(path)
+    files = _weight_files(place)
+    tensors = _read_headers(place, files)
+    config = place.json("config.json") if "config.json" in place.files else {}
+    settings = read_settings(config)
+    if any("fc." in name or "midlayer" in name for name in tensors) or len(tensors) < 64:
+        names = canonical_names(tensors, place.location)
+    else:
+        names = {}  # a large model without a fusion layer
+    kind = family(tensors, names, settings, place.files)
+    if kind == "eagle3":
+        return DrafterCheckpoint(place, tensors, config, names)
+    if kind == "verifier":
+        return VerifierCheckpoint(place, tensors, config)
+    raise InputError(
+        f"{place.location} holds {kind}: expected an EAGLE-3 drafter (fc.weight over the taps, a first layer of double width) or a verifier; "
+        "give the right folder",
+        "wrong-model",
+    )
+
+
+def open_drafter(path: str | Path) -> DrafterCheckpoint:
+    """Open an EAGLE-3 drafter, as `open_checkpoint`; InputError (code wrong-model) when it is a verifier or anything else."""
+    opened = open_checkpoint(path)
+    if not isinstance(opened, DrafterCheckpoint):
+        raise InputError(
+            f"{opened.location} holds a verifier ({opened.layers} layers, no fc.weight): expected an EAGLE-3 drafter here; exchange the two paths",
+            "wrong-model",
+        )
+    return opened
+
+
+def open_verifier(path: str | Path) -> VerifierCheckpoint:
+    """Open a verifier, as `open_checkpoint`; InputError (code wrong-model) when it is a drafter or anything else."""
+    opened = open_checkpoint(path)
+    if not isinstance(opened, VerifierCheckpoint):
+        raise InputError(
+            f"{opened.location} holds an EAGLE-3 drafter (dialect {opened.dialect}): expected its verifier here; exchange the two paths",
+            "wrong-model",
+        )
+    return opened
+
+
+def inspect(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint is, from headers, config and map alone; fields that make no sense for a verifier are None."""
+    opened = open_checkpoint(path)
+    canonical = {disk: name for name, disk in opened.names.items()}
+    report: dict[str, Any] = {"kind": opened.kind, "dialect": None, "k": None, "v": None, "h": None, "ht": None, "layers": opened.layers}
+    report |= {"taps": None, "mapping": None}
+    if isinstance(opened, DrafterCheckpoint):
+        taps, fields = opened.taps, ("present", "form", "sorted", "unique", "in_range", "t2d_agrees")
+        mapping = describe_map(*opened.map_raw(), opened.k, opened.v)
+        report |= {"dialect": opened.dialect, "k": opened.k, "v": opened.v, "h": opened.h, "ht": opened.ht}
+        report["taps"] = {"count": taps.count, "ids": list(taps.ids) if taps.ids else None, "source": taps.source, "reading": taps.reading}
+        report["mapping"] = {field: mapping[field] for field in fields}
+    else:
+        report |= {"v": opened.vocab, "ht": opened.hidden}
+    report["tensors"] = [
+        {"name": t.name, "canonical": canonical.get(t.name), "shape": list(t.shape), "dtype": t.dtype} for t in opened.tensors.values()
+    ]
+    return report
+
+
+def write_checkpoint(
+    folder: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], Iterable[Any]]], config: dict[str, Any], shard_bytes: int | None = None
+) -> list[Path]:
+    """Write config.json and model.safetensors into a folder, streaming; returns the weights files.
+
+    tensors: (name, dtype in safetensors spelling, shape, chunks), as `weights.write_safetensors` takes them; `weights.entries` makes them
+    from arrays. shard_bytes: start another shard before a file would hold more; then an index is written too. For a result that appears
+    whole or not at all, hand in the working folder of `runs.atomic_folder`.
+    """
+    shards: list[list[Any]] = [[]]
+    filled = total = 0
+    for entry in tensors:
+        size = math.prod(entry[2]) * DTYPES[entry[1]].bits // 8
+        if shard_bytes is not None and shards[-1] and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(entry)
+        filled, total = filled + size, total + size
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {entry[0]: name for name, shard in zip(names, shards, strict=True) for entry in shard},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors(folder / name, shard)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return [folder / name for name in names]
+
+
+def _weight_files(place: Place) -> list[str]:
+    """The files that hold the weights: the one chosen, those of an index, or the only candidate; InputError when that is undecidable."""
+    if place.chosen is not None:
+        return [place.chosen]
+    for suffix, plain in ((".safetensors", "model.safetensors"), (".bin", "pytorch_model.bin")):
+        index = next((f"{plain}{end}" for end in (".index.json",) if f"{plain}{end}" in place.files), None)
+        if index is not None:
+            return _indexed(place, index, suffix)
+        candidates = [f for f in place.files if f.endswith(suffix if suffix == ".safetensors" else (".bin", ".pt", ".pth"))]
+        candidates = [f for f in candidates if not f.startswith(_NOT_WEIGHTS) and not f.startswith("adapter_model")]
+        if plain in candidates or len(candidates) == 1:
+            return [plain] if plain in candidates else candidates
+        if candidates:
+            what = "shards without an index" if any(_SHARD.fullmatch(f) for f in candidates) else "several weights files"
+            raise InputError(
+                f"{place.location} holds {what} ({', '.join(candidates[:4])}): expected {plain} or {plain}.index.json; "
+                "download what is missing, or give one file's path",
+                "shard-missing" if "index" in what else None,
+            )
+    if "adapter_config.json" in place.files or any(f.startswith("adapter_model") for f in place.files):
+        raise InputError(
+            f"{place.location} holds an adapter: expected a drafter or verifier with weights of its own; merge it first", "wrong-model"
+        )
+    held = f"only {', '.join(list(place.files)[:5])}" if place.files else "nothing"
+    raise InputError(f"{place.location} holds no weights ({held}): expected model.safetensors, its index with shards, or pytorch_model.bin")
+
+
+def _indexed(place: Place, index: str, suffix: str) -> list[str]:
+    """The shards of an index, all present and none left over."""
+    where, weight_map = place.where(index), place.json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise InputError(f"{where} has no weight_map of tensor to file: expected one; download it again")
+    named = sorted(set(weight_map.values()))
+    absent = [f for f in named if f not in place.files]
+    stems = {m["stem"] for f in named if (m := _SHARD.fullmatch(f))}
+    unnamed = [f for f in place.files if f not in named and (m := _SHARD.fullmatch(f)) and m["stem"] in stems and m["suffix"] == suffix]
+    if absent or unnamed:
+        faults = []
+        if absent:
+            faults.append(f"{len(absent)} of {len(named)} shards named by the index are absent ({', '.join(absent[:3])})")
+        if unnamed:
+            faults.append(f"{len(unnamed)} shards are present but not named by it ({', '.join(unnamed[:3])})")
+        raise InputError(f"{where}: {' and '.join(faults)}: expected index and files to agree; download the missing ones", "shard-missing")
+    return named
+
+
+def _read_headers(place: Place, files: list[str]) -> dict[str, TensorInfo]:
+    """All tensors of the files by name; InputError when two files hold one name."""
+    tensors: dict[str, TensorInfo] = {}
+    with ThreadPoolExecutor(8) as pool:  # a hub answers several requests at a time
+        headers = pool.map(lambda f: (safetensors_header if f.endswith(".safetensors") else torch_header)(place, f), files)
+        for header in headers:
+            twice = tensors.keys() & header.keys()
+            if twice:
+                name = min(twice)
+                raise InputError(f"{place.location}: tensor {name!r} lies in both {tensors[name].file} and {header[name].file}: remove one")
+            tensors |= header
+    return tensors

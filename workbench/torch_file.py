@@ -1,0 +1,146 @@
+"""Torch files (.pt, .bin): read through the safe loader only, and their tensors as byte ranges.
+
+Notable: a torch file is a zip archive of plain storages and one pickle. The pickle goes through torch's weights_only loader onto the "meta"
+device, which tells where each storage lies and reads none of them; rows are then read from the file like those of any other format. What
+the safe loader refuses is described from the pickle's opcodes, never run.
+"""
+
+import io
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.errors import InputError
+from workbench.places import Place
+from workbench.weights import REREAD, TORCH_TO_OURS, TensorInfo, stand_in_for_weights
+
+
+class _RangeFile(io.RawIOBase):
+    """A file of a place as a Python file object, so that an archive reader fetches only the parts it wants."""
+
+    def __init__(self, place: Place, file: str):
+        self.place, self.file, self.size, self.at = place, file, place.files[file], 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = max(0, offset + (0, self.at, self.size)[whence])
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self.size, self.at + len(buffer))
+        count = max(0, stop - self.at)
+        if count:
+            self.place.gather(self.file, [(self.at, stop)], memoryview(buffer)[:count])
+        self.at += count
+        return count
+
+
+def load_torch(place: Place, file: str, data: bool = True) -> Any:
+    """The object in a torch file, through the safe loader only; data=False gives tensors without data ("meta"), reading none.
+
+    Raises InputError (code file-pickle) for anything that the safe loader refuses, with what the file holds and how to re-save it.
+    """
+    import torch
+
+    stand_in = stand_in_for_weights(place, file)
+    if stand_in is not None:
+        raise stand_in
+    where = place.where(file)
+    stream = io.BufferedReader(_RangeFile(place, file), 1 << 16)
+    if not zipfile.is_zipfile(stream):
+        raise _refused_pickle(place, file, place.read(file, 0, min(place.files[file], 1 << 24)))
+    stream.seek(0)
+    try:
+        return torch.load(stream, map_location="cpu" if data else "meta", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _refused_pickle(place, file, _pickle_in_zip(stream), error) from error
+    except InputError:
+        raise
+    except Exception as error:  # on damaged bytes the archive reader and the unpickler raise whatever they stumble over
+        raise InputError(
+            f"{where} is a damaged torch file ({type(error).__name__}): expected the output of torch.save; {REREAD}", "file-pickle"
+        ) from error
+
+
+def torch_header(place: Place, file: str) -> dict[str, TensorInfo]:
+    """The tensors of a torch file, nested dictionaries joined by dots; no tensor data is read."""
+    tensors: dict[str, TensorInfo] = {}
+    for name, tensor in _tensors_in(load_torch(place, file, data=False), ""):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        spelling = TORCH_TO_OURS.get(dtype)
+        if spelling is None or not tensor.is_contiguous():
+            raise InputError(
+                f"{place.where(file)}: tensor {name!r} is {dtype} with strides {tensor.stride()}: expected a plain row-by-row tensor; "
+                "re-save it with .contiguous()",
+                "file-pickle",
+            )
+        start = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.element_size()
+        stop = start + tensor.numel() * tensor.element_size()
+        if stop > place.files[file]:
+            raise InputError(f"{place.where(file)}: tensor {name!r} ends behind the end of the file; {REREAD}", "file-truncated")
+        tensors[name] = TensorInfo(name, tuple(tensor.shape), spelling, file, start, stop)
+    return tensors
+
+
+def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every strided tensor in nested dictionaries with its dotted name."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors_in(inner, f"{name}.{key}" if name else str(key))
+    elif hasattr(value, "untyped_storage") and str(value.layout) == "torch.strided":
+        yield name or "tensor", value
+
+
+def _pickle_in_zip(stream: io.BufferedReader) -> bytes:
+    try:
+        stream.seek(0)
+        with zipfile.ZipFile(stream) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+            return archive.read(name)
+    except (zipfile.BadZipFile, StopIteration, OSError, ValueError):
+        return b""
+
+
+def _refused_pickle(place: Place, file: str, raw: bytes, reason: Exception | None = None) -> InputError:
+    """The error for a pickle that is not loaded, naming the Python objects it would create; nothing of it is run."""
+    where = place.where(file)
+    names: list[str] = []
+    strings: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(raw):
+            if opcode.name == "GLOBAL":
+                names.append(argument.replace(" ", "."))
+            elif opcode.name == "STACK_GLOBAL":
+                names.append(".".join(strings[-2:]))
+            elif isinstance(argument, str):
+                strings.append(argument)
+    except Exception:  # not a pickle, or cut: report what was found so far
+        pass
+    held = sorted({n for n in names if not n.startswith(("torch.", "collections.OrderedDict"))})
+    if any(n.startswith("numpy") for n in held):
+        return InputError(
+            f"{where} holds numpy objects ({', '.join(held[:3])}), which the safe loader refuses: re-save it as tensors, "
+            "torch.save({'d2t': torch.as_tensor(d2t)}, path), or as .npy",
+            "file-pickle",
+        )
+    if held:
+        return InputError(
+            f"{where} is a pickle with code in it ({', '.join(held[:5])}), refused unread: expected tensors only; "
+            "re-save the state dict as safetensors where you trust the file",
+            "file-pickle",
+        )
+    if names or reason is not None:
+        detail = f" ({str(reason).splitlines()[0]})" if reason is not None and str(reason) else ""
+        return InputError(
+            f"{where} is a pickle that the safe loader refuses{detail}: re-save its tensors with torch.save or safetensors", "file-pickle"
+        )
+    return InputError(
+        f"{where} is no torch file (neither a zip archive nor a pickle): expected the output of torch.save; {REREAD}", "file-not-weights"
+    )
