@@ -103,14 +103,14 @@ def overlap(
     compared = map_a.compare(map_b)
     total = None
     if counts:
-        from workbench.corpus import Counts
+        from workbench.tokens import Counts
 
         total = Counts.load(counts).total
     result = compared.to_json(total)
     text = _overlap_text(result, [m.assumption for m in (map_a, map_b)])
     if tokenizer:
-        from workbench.corpus import token_bytes
         from workbench.figures import show_token
+        from workbench.tokens import token_bytes
 
         texts = token_bytes(tokenizer)
         result["missing_tokens_sample"] = [show_token(texts[i]) for i in result["missing_ids_sample"]]
@@ -151,8 +151,8 @@ def build_map(
 
     Example: `workbench map --counts data/lab/counts-successor.npz --size 4096 --include special --out runs/map-4096`
     """
-    from workbench.corpus import Counts
     from workbench.mapping import VocabMap
+    from workbench.tokens import Counts
 
     loaded = Counts.load(counts)
     built = VocabMap.build(loaded.values, size, loaded.forced_ids(include, tokenizer))
