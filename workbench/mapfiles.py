@@ -4,10 +4,111 @@ Notable: what is read is what engines would read (d2t; offsets), unless t2d prov
 is kept in `VocabMap.assumption`. A map that contradicts itself is refused with the rows named, never repaired on the way in.
 """
 
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 
+from workbench.checkpoint import open_drafter
+from workbench.dialects import canonical_names
 from workbench.errors import InputError
 from workbench.mapping import VocabMap, describe_map, integers, mask_of, refuse_bad_rows
+from workbench.places import Place, open_place
+from workbench.torch_file import load_torch, torch_header
+from workbench.weights import read_stored, safetensors_header, stand_in_for_weights
+
+TORCH = (".pt", ".pth", ".bin")
+_NPY = re.compile(r"(?P<part>d2t|t2d)(?P<size>(-\d+)?)\.npy")  # speculators writes d2t-<K>.npy
+
+
+class RawMap(NamedTuple):
+    """Two map tensors as they are on disk, K by the head and V by the config (None where nothing tells), and what to call the place."""
+
+    d2t: np.ndarray | None
+    t2d: np.ndarray | None
+    k: int | None
+    v: int | None
+    where: str
+
+
+def read_map(path: str | Path) -> VocabMap:
+    """The map of a drafter, of a folder with d2t.npy / t2d.npy, or of a .npy, .pt or .safetensors file; a Hugging Face id works too."""
+    return map_from_tensors(*read_raw(path))
+
+
+def read_maps(a: str | Path, b: str | Path) -> tuple[VocabMap, VocabMap]:
+    """Two maps that are to be compared: where one does not say how large the target vocabulary is, the other does."""
+    raw = [read_raw(path) for path in (a, b)]
+    sizes = [len(r.t2d) if r.t2d is not None else r.v for r in raw]
+    known = next((v for v in sizes if v is not None), None)
+    first, second = (map_from_tensors(*r._replace(v=r.v if size is not None else known)) for r, size in zip(raw, sizes, strict=True))
+    return first, second
+
+
+def read_raw(path: str | Path) -> RawMap:
+    """What lies at `path`, read but neither checked nor converted."""
+    place = open_place(path)
+    named = [place.chosen] if place.chosen else list(place.files)
+    arrays = [match for name in named if (match := _NPY.fullmatch(name))]
+    weights = [name for name in named if name.endswith((".safetensors", *TORCH))]
+    if arrays and not weights:
+        sizes = sorted({match["size"] for match in arrays})
+        if len(sizes) > 1:
+            listed = ", ".join(sorted(match.string for match in arrays))
+            raise InputError(f"{place.location} holds several maps ({listed}): name one of the files")
+        parts = {part: _npy(place, f"{part}{sizes[0]}.npy") for part in ("d2t", "t2d")}
+        return RawMap(**parts, k=None, v=None, where=place.location)
+    if len(weights) == 1:
+        found = _map_only(place, weights[0])
+        if found is not None:
+            return found
+    if place.chosen and not weights:
+        raise InputError(f"{place.location} is no map: expected a drafter, d2t.npy, t2d.npy, or a .pt or .safetensors file with d2t in it")
+    drafter = open_drafter(path)
+    d2t, t2d = drafter.map_raw()
+    if d2t is None and t2d is None and arrays and drafter.k != drafter.v:
+        beside = ", ".join(match.string for match in arrays)
+        raise InputError(f"{place.location}: the weights hold no map, but {beside} lies beside them: name that file to read it instead")
+    return RawMap(d2t, t2d, drafter.k, drafter.v, drafter.location)
+
+
+def _npy(place: Place, name: str) -> np.ndarray | None:
+    """An array file, None when the folder has none of that name."""
+    if name not in place.files:
+        return None
+    fault = stand_in_for_weights(place, name)
+    if fault is not None:
+        raise fault
+    try:
+        return np.load(io.BytesIO(place.read(name, 0, place.files[name])), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{place.where(name)} is no plain numpy array ({error}): expected numbers saved by numpy.save") from error
+
+
+def _map_only(place: Place, file: str) -> RawMap | None:
+    """The map in a file that holds nothing else: d2t and t2d, or a list of absolute ids; None when the file is a checkpoint."""
+    where = place.where(file)
+    tensors = torch_header(place, file) if file.endswith(TORCH) else safetensors_header(place, file)
+    names = canonical_names(tensors, where)
+    if names and set(names) <= {"d2t", "t2d"}:
+        d2t, t2d = (read_stored(place, tensors[names[part]]) if part in names else None for part in ("d2t", "t2d"))
+        return RawMap(d2t, t2d, None, None, where)
+    if not tensors and file.endswith(TORCH):  # plain Python values: torch_header sees tensors only
+        loaded = load_torch(place, file)
+        ids = loaded.get("selected_token_ids") if isinstance(loaded, dict) else loaded
+        if isinstance(ids, list) and ids and all(type(i) is int for i in ids):
+            return _absolute(np.array(ids), where)
+    if "selected_token_ids" in tensors:
+        return _absolute(read_stored(place, tensors["selected_token_ids"]), where)
+    return None
+
+
+def _absolute(ids: np.ndarray, where: str) -> RawMap:
+    """A list of absolute ids, as NeMo AutoModel keeps beside its weights, in the form of offsets."""
+    ids = integers(ids, f"{where}: selected_token_ids")
+    return RawMap(ids - np.arange(len(ids)), None, None, None, where)
 
 
 def map_from_tensors(d2t: np.ndarray | None, t2d: np.ndarray | None, k: int | None, v: int | None, where: str) -> VocabMap:
