@@ -118,7 +118,12 @@ def _attention(heads: int, kv_heads: int, head_dim: int, h: int, inputs: int, ml
             "self_attn.o_proj": (h, heads * head_dim),
         }
     kv = (kv_heads * head_dim, inputs)
-    return {"self_attn.q_proj": (heads * head_dim, inputs), "self_attn.k_proj": kv, "self_attn.v_proj": kv, "self_attn.o_proj": (h, heads * head_dim)}
+    return {
+        "self_attn.q_proj": (heads * head_dim, inputs),
+        "self_attn.k_proj": kv,
+        "self_attn.v_proj": kv,
+        "self_attn.o_proj": (h, heads * head_dim),
+    }
 
 
 def _mlp(h: int, inter: int, prefix: str = "mlp.") -> dict[str, tuple[int, ...]]:
@@ -152,21 +157,25 @@ def drafter_config(d: Drafter) -> dict[str, Any]:
     if d.dialect == "speculators":
         verifier = {"name_or_path": "owner/verifier", "architectures": ["LlamaForCausalLM"]}
         methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
-        return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
-            "draft_vocab_size": d.k,
-            "norm_before_residual": False,
-            "eagle_aux_hidden_state_layer_ids": ids,
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "proposal_methods": methods,
-                "default_proposal_method": "greedy",
-                "verifier": verifier,
-            },
-            "transformer_layer_config": layer | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        } | norms | widths
+        return (
+            {
+                "architectures": ["Eagle3Speculator"],
+                "speculators_model_type": "eagle3",
+                "speculators_version": "0.9.0",
+                "draft_vocab_size": d.k,
+                "norm_before_residual": False,
+                "eagle_aux_hidden_state_layer_ids": ids,
+                "speculators_config": {
+                    "algorithm": "eagle3",
+                    "proposal_methods": methods,
+                    "default_proposal_method": "greedy",
+                    "verifier": verifier,
+                },
+                "transformer_layer_config": layer | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            }
+            | norms
+            | widths
+        )
     config = {"architectures": [architecture], **layer, "draft_vocab_size": d.k, "rope_theta": 10000.0} | norms | widths
     if d.dialect == "angelslim":
         return config | {"aux_hidden_states_layer_ids": ids, "target_model_type": "llama"}
@@ -316,7 +325,9 @@ def _values(declared: Declared, seed: int, vocabulary: tuple[np.ndarray, np.ndar
     return values
 
 
-def _write_whole(folder: Path, values: Mapping[str, np.ndarray], config: dict[str, Any], dtype: str, shard_bytes: int | None = None) -> Path:
+def _write_whole(
+    folder: Path, values: Mapping[str, np.ndarray], config: dict[str, Any], dtype: str, shard_bytes: int | None = None
+) -> Path:
     tensors = []
     for name, value in values.items():
         if value.dtype == np.float32:

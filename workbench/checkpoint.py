@@ -7,9 +7,7 @@ differ. Nothing is repaired on the way in: a drafter with a faulty map opens, so
 
 import json
 import math
-import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ from workbench.dialects import DEFAULTS, Setting, Taps, canonical_names, family,
 from workbench.errors import InputError
 from workbench.mapping import describe_map
 from workbench.places import Place, open_place
-from workbench.torch_file import torch_header
-from workbench.weights import DTYPES, TensorInfo, read_stored, safetensors_header, widen, write_safetensors
+from workbench.shards import collector_paused, read_headers
+from workbench.weights import DTYPES, TensorInfo, read_stored, widen, write_safetensors
 
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}(?P<suffix>\.safetensors|\.bin)")
-_NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "training_state")
+LARGEST_DRAFTER = 1000  # tensors; one of twenty layers has 250, the smallest mixture of experts has more
 
 
 class Checkpoint:
@@ -35,6 +32,7 @@ class Checkpoint:
     """
 
     kind: str
+    layers: int | None
 
     def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any]):
         self.place, self.tensors, self.config = place, tensors, config
@@ -63,9 +61,8 @@ class Checkpoint:
         """A tensor or its rows as a torch tensor of the type on disk."""
         import torch
 
+        tensor = torch.from_numpy(self.stored(name, rows))
         dtype = getattr(torch, DTYPES[self.info(name).dtype].torch)
-        stored = self.stored(name, rows)
-        tensor = torch.from_numpy(stored)
         return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
     def setting(self, name: str) -> Any:
@@ -94,10 +91,13 @@ class DrafterCheckpoint(Checkpoint):
 
     kind = "drafter"
 
-    def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any], names: dict[str, str]):
+    def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any], names: dict[str, list[str]]):
         super().__init__(place, tensors, config)
-        self.names = names
-        self._dialect = recognise(names, self.settings, full_vocabulary=self.k is not None and self.k == self.v)
+        for canonical, disk in names.items():
+            if len(disk) > 1:
+                raise InputError(f"{self.location}: tensors {disk[0]!r} and {disk[1]!r} are both {canonical}: keep one")
+            self.names[canonical] = disk[0]
+        self._dialect = recognise(self.names, self.settings, full_vocabulary=self.k is not None and self.k == self.v)
         self.dialect = self._dialect.name
         self._settle()
 
@@ -173,21 +173,26 @@ class DrafterCheckpoint(Checkpoint):
 
 
 class VerifierCheckpoint(Checkpoint):
-    """A verifier. Its three parts are found by exact name, then by the shortest name that ends so (`language_model.` and the like)."""
+    """A verifier. Head and embedding are found by exact name, then by the shortest name that ends so (`language_model.`)."""
 
     kind = "verifier"
 
     def __init__(self, place: Place, tensors: dict[str, TensorInfo], config: dict[str, Any]):
         super().__init__(place, tensors, config)
-        for canonical, ending in (
-            ("lm_head.weight", "lm_head.weight"),
-            ("embed_tokens.weight", "embed_tokens.weight"),
-            ("norm.weight", "model.norm.weight"),
-        ):
-            exact = [name for name in (canonical, f"model.{canonical}") if name in tensors]
-            found = exact or sorted((name for name in tensors if name.endswith(f".{ending}")), key=len)
-            if found:
-                self.names[canonical] = found[0]
+        self._find("lm_head.weight")
+        self._find("embed_tokens.weight")
+        if (
+            "embed_tokens.weight" in self.names
+        ):  # the final norm stands beside the embedding; towers of other senses have norms of their own
+            norm = self.names["embed_tokens.weight"].replace("embed_tokens", "norm")
+            if norm in tensors:
+                self.names["norm.weight"] = norm
+
+    def _find(self, ending: str) -> None:
+        exact = [name for name in (ending, f"model.{ending}") if name in self.tensors]
+        found = exact or sorted((name for name in self.tensors if name.endswith(f".{ending}")), key=len)
+        if found:
+            self.names[ending] = found[0]
 
     @cached_property
     def tied(self) -> bool:
@@ -227,9 +232,12 @@ class VerifierCheckpoint(Checkpoint):
     @cached_property
     def layers(self) -> int | None:
         """Decoder layers by config (weights may hold an extra prediction layer), else counted beside the embedding."""
+        declared = self.number("num_hidden_layers")
+        if declared:
+            return declared
         prefix = self.names.get("embed_tokens.weight", "").removesuffix("embed_tokens.weight") + "layers."
         found = {name[len(prefix) :].split(".")[0] for name in self.tensors if name.startswith(prefix)}
-        return self.number("num_hidden_layers") or len(found) or None
+        return len(found) or None
 
     @cached_property
     def hidden(self) -> int | None:
@@ -248,15 +256,10 @@ def open_checkpoint(path: str | Path) -> DrafterCheckpoint | VerifierCheckpoint:
     Reads JSON files and headers, no tensor data. Raises InputError for whatever is neither, saying what it is instead.
     """
     place = open_place(path)
-    files = _weight_files(place)
-    tensors = _read_headers(place, files)
+    tensors = read_headers(place)
     config = place.json("config.json") if "config.json" in place.files else {}
-    settings = read_settings(config)
-    if any("fc." in name or "midlayer" in name for name in tensors) or len(tensors) < 64:
-        names = canonical_names(tensors, place.location)
-    else:
-        names = {}  # a large model without a fusion layer
-    kind = family(tensors, names, settings, place.files)
+    names = canonical_names(tensors) if len(tensors) <= LARGEST_DRAFTER else {}
+    kind = family(tensors, names, read_settings(config), place.files)
     if kind == "eagle3":
         return DrafterCheckpoint(place, tensors, config, names)
     if kind == "verifier":
@@ -273,7 +276,7 @@ def open_drafter(path: str | Path) -> DrafterCheckpoint:
     opened = open_checkpoint(path)
     if not isinstance(opened, DrafterCheckpoint):
         raise InputError(
-            f"{opened.location} holds a verifier ({opened.layers} layers, no fc.weight): expected an EAGLE-3 drafter here; exchange the two paths",
+            f"{opened.location} holds a verifier ({opened.layers} layers, no fc.weight): expected an EAGLE-3 drafter; exchange the paths?",
             "wrong-model",
         )
     return opened
@@ -292,7 +295,11 @@ def open_verifier(path: str | Path) -> VerifierCheckpoint:
 
 def inspect(path: str | Path) -> dict[str, Any]:
     """What a checkpoint is, from headers, config and map alone; fields that make no sense for a verifier are None."""
-    opened = open_checkpoint(path)
+    with collector_paused():
+        return _describe(open_checkpoint(path))
+
+
+def _describe(opened: Checkpoint) -> dict[str, Any]:
     canonical = {disk: name for name, disk in opened.names.items()}
     report: dict[str, Any] = {"kind": opened.kind, "dialect": None, "k": None, "v": None, "h": None, "ht": None, "layers": opened.layers}
     report |= {"taps": None, "mapping": None}
@@ -340,63 +347,3 @@ def write_checkpoint(
         write_safetensors(folder / name, shard)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return [folder / name for name in names]
-
-
-def _weight_files(place: Place) -> list[str]:
-    """The files that hold the weights: the one chosen, those of an index, or the only candidate; InputError when that is undecidable."""
-    if place.chosen is not None:
-        return [place.chosen]
-    for suffix, plain in ((".safetensors", "model.safetensors"), (".bin", "pytorch_model.bin")):
-        index = next((f"{plain}{end}" for end in (".index.json",) if f"{plain}{end}" in place.files), None)
-        if index is not None:
-            return _indexed(place, index, suffix)
-        candidates = [f for f in place.files if f.endswith(suffix if suffix == ".safetensors" else (".bin", ".pt", ".pth"))]
-        candidates = [f for f in candidates if not f.startswith(_NOT_WEIGHTS) and not f.startswith("adapter_model")]
-        if plain in candidates or len(candidates) == 1:
-            return [plain] if plain in candidates else candidates
-        if candidates:
-            what = "shards without an index" if any(_SHARD.fullmatch(f) for f in candidates) else "several weights files"
-            raise InputError(
-                f"{place.location} holds {what} ({', '.join(candidates[:4])}): expected {plain} or {plain}.index.json; "
-                "download what is missing, or give one file's path",
-                "shard-missing" if "index" in what else None,
-            )
-    if "adapter_config.json" in place.files or any(f.startswith("adapter_model") for f in place.files):
-        raise InputError(
-            f"{place.location} holds an adapter: expected a drafter or verifier with weights of its own; merge it first", "wrong-model"
-        )
-    held = f"only {', '.join(list(place.files)[:5])}" if place.files else "nothing"
-    raise InputError(f"{place.location} holds no weights ({held}): expected model.safetensors, its index with shards, or pytorch_model.bin")
-
-
-def _indexed(place: Place, index: str, suffix: str) -> list[str]:
-    """The shards of an index, all present and none left over."""
-    where, weight_map = place.where(index), place.json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
-        raise InputError(f"{where} has no weight_map of tensor to file: expected one; download it again")
-    named = sorted(set(weight_map.values()))
-    absent = [f for f in named if f not in place.files]
-    stems = {m["stem"] for f in named if (m := _SHARD.fullmatch(f))}
-    unnamed = [f for f in place.files if f not in named and (m := _SHARD.fullmatch(f)) and m["stem"] in stems and m["suffix"] == suffix]
-    if absent or unnamed:
-        faults = []
-        if absent:
-            faults.append(f"{len(absent)} of {len(named)} shards named by the index are absent ({', '.join(absent[:3])})")
-        if unnamed:
-            faults.append(f"{len(unnamed)} shards are present but not named by it ({', '.join(unnamed[:3])})")
-        raise InputError(f"{where}: {' and '.join(faults)}: expected index and files to agree; download the missing ones", "shard-missing")
-    return named
-
-
-def _read_headers(place: Place, files: list[str]) -> dict[str, TensorInfo]:
-    """All tensors of the files by name; InputError when two files hold one name."""
-    tensors: dict[str, TensorInfo] = {}
-    with ThreadPoolExecutor(8) as pool:  # a hub answers several requests at a time
-        headers = pool.map(lambda f: (safetensors_header if f.endswith(".safetensors") else torch_header)(place, f), files)
-        for header in headers:
-            twice = tensors.keys() & header.keys()
-            if twice:
-                name = min(twice)
-                raise InputError(f"{place.location}: tensor {name!r} lies in both {tensors[name].file} and {header[name].file}: remove one")
-            tensors |= header
-    return tensors

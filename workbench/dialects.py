@@ -80,21 +80,17 @@ def canonical_name(name: str) -> str | None:
     return match["top"] or f"layers.{int(match['layer'] or 0)}.{match['rest']}"
 
 
-def canonical_names(names: Iterable[str], where: str) -> dict[str, str]:
-    """{canonical: disk name}. Engines take any name that contains "d2t", so the shortest such name counts when none is exact."""
-    found: dict[str, str] = {}
+def canonical_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """{canonical: disk names}, several where they collide. Engines take whatever contains "d2t", so that counts when no name is exact."""
+    names, found = list(names), {}
     for name in names:
         canonical = canonical_name(name)
-        if canonical in found:
-            raise InputError(
-                f"{where}: tensors {found[canonical]!r} and {name!r} are both {canonical}: which one counts is undecidable; keep one of them"
-            )
         if canonical is not None:
-            found[canonical] = name
+            found.setdefault(canonical, []).append(name)
     for part in ("d2t", "t2d"):
-        loose = sorted((n for n in names if part in n), key=len)
+        loose = [name for name in names if part in name]
         if part not in found and loose:
-            found[part] = loose[0]
+            found[part] = loose
     return found
 
 
@@ -217,13 +213,13 @@ def recognise(names: Mapping[str, str], settings: Mapping[str, Setting], full_vo
     return DIALECTS[name]
 
 
-def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, str], settings: Mapping[str, Setting], files: Iterable[str]) -> str:
+def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, list[str]], settings: Mapping[str, Setting], files: Iterable[str]) -> str:
     """What a checkpoint is: "eagle3", "verifier", or a phrase that names what it is instead. tensors: by disk name."""
     if "adapter_config.json" in files or any("lora_" in name for name in tensors):
         return "an adapter (LoRA or the like), which has no meaning without its base model"
     if any("medusa" in name for name in tensors):
         return "a Medusa head"
-    shape = {canonical: tensors[disk].shape for canonical, disk in names.items()}
+    shape = {canonical: tensors[disk[0]].shape for canonical, disk in names.items()}
     layer = {part: shape.get(f"layers.0.{part}.weight", ()) for part in ("hidden_norm", "self_attn.o_proj")}
     inputs = next(
         (s[1] for part in ("q_proj", "q_a_proj", "qkv_proj") if len(s := shape.get(f"layers.0.self_attn.{part}.weight", ())) == 2), None
@@ -243,7 +239,7 @@ def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, str], settings
         return "a draft layer without fc.weight, so no head that fuses three taps (EAGLE-1/2 or an incomplete EAGLE-3 head)"
     if any("eh_proj" in name or "enorm" in name for name in tensors) and "embed_tokens.weight" not in shape:
         return "an MTP head"
-    if "fc.weight" not in shape and any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in tensors):
+    if "fc.weight" not in shape and any(name.endswith("embed_tokens.weight") for name in tensors):
         return "verifier"
     if set(shape) and set(shape) <= {"d2t", "t2d"}:
         return "a vocabulary map without a drafter"

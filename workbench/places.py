@@ -16,7 +16,6 @@ from workbench.errors import InputError
 
 HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 HUB_TIMEOUT = 10.0  # seconds until a silent hub counts as unreachable
-HUB_CONNECTIONS = 8
 LARGEST_JSON = 200_000_000  # bytes; the index of the largest public models has about 30 MB
 
 Span = tuple[int, int]  # start, stop in bytes
@@ -26,13 +25,14 @@ class Place:
     """Files by name with their sizes, read by byte range.
 
     location: what to call it in messages. revision: the pinned commit of a hub place, else None. files: {name: size in bytes}.
-    chosen: the one file that the user named, else None.
+    chosen: the one file that the user named, else None. connections: reads that are worth doing at once.
     """
 
     location: str
     revision: str | None = None
     files: Mapping[str, int]
     chosen: str | None = None
+    connections = 1
 
     def read(self, name: str, start: int, stop: int) -> bytes:
         """The bytes start..stop of a file; InputError when they cannot be had."""
@@ -106,6 +106,8 @@ class LocalPlace(Place):
 class HubPlace(Place):
     """A model repository on the Hugging Face hub at one commit; huggingface_hub supplies address, token and connection."""
 
+    connections = 8
+
     def __init__(self, repo: str, revision: str | None):
         from huggingface_hub import HfApi, constants
 
@@ -129,7 +131,7 @@ class HubPlace(Place):
         if len(jobs) == 1:
             self._fetch(name, *jobs[0])
             return
-        with ThreadPoolExecutor(HUB_CONNECTIONS) as pool:
+        with ThreadPoolExecutor(self.connections) as pool:
             for _ in pool.map(lambda job: self._fetch(name, *job), jobs):
                 pass
 
