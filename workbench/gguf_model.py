@@ -1,8 +1,8 @@
 """A Llama verifier's GGUF file -> a transformers folder: float32 safetensors, config, tokenizer with its chat template.
 
-Notable: dequantised values are kept in float32, in which they are exact; bfloat16 would round them. GGUF stores the q and k rows of a head
-interleaved (rotary pairs side by side) where transformers keeps halves, so these rows are put back. Equal, bit for bit, to what transformers
-itself makes of the file, except for the pre-tokenizer: `smollm` splits digits first, which transformers' conversion leaves out.
+Notable: dequantised values are kept in float32, in which they are exact; bfloat16 would round them. GGUF stores the q and k rows of a
+head interleaved (rotary pairs side by side) where transformers keeps halves, so these rows are put back. The weights equal, bit for bit,
+what transformers makes of the file; the pre-tokenizer does not: `smollm` splits digits first, which transformers' conversion leaves out.
 """
 
 import json

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from workbench.checkpoint import open_verifier
 from workbench.errors import InputError
 
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
@@ -101,19 +102,39 @@ def capture(model: nn.Module, ids: Tensor, boundaries: Collection[int], mask: Te
 
 
 class Teacher(nn.Module):
-    """The verifier's final norm and head alone: what turns its pre-norm h_n into the distribution a drafter learns from."""
+    """What a drafter learns from and shares: the verifier's final norm, head and embedding, without its layers."""
 
-    def __init__(self, norm: nn.Module, head: nn.Linear):
+    def __init__(self, norm: nn.Module, head: nn.Linear, embedding: nn.Embedding):
         super().__init__()
         self.norm = norm
         self.head = head
+        self.embedding = embedding
 
     @classmethod
     def of(cls, model: nn.Module) -> "Teacher":
-        """The teacher of a loaded verifier; shares its weights."""
+        """The teacher in a loaded verifier; shares its weights."""
         _refuse_logit_transform(model.config)
         parts = find_parts(model)
-        return cls(parts.norm, parts.head)
+        return cls(parts.norm, parts.head, parts.embedding)
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: torch.dtype = torch.float32) -> "Teacher":
+        """The teacher of a verifier folder or Hugging Face id; of its weights only head, final norm and embedding are read."""
+        checkpoint = open_verifier(path)
+        with _load_errors(checkpoint.location), torch.device("meta"):
+            config = AutoConfig.from_pretrained(checkpoint.location, revision=checkpoint.revision)
+            model = _auto_class(config).from_config(config, dtype=dtype)
+        teacher = cls.of(model).requires_grad_(False)  # on meta: the right classes, no storage
+        names = {"norm.weight": checkpoint.final_norm, "embedding.weight": checkpoint.embedding, "head.weight": checkpoint.head}
+        weights = {name: checkpoint.tensor(disk).to(dtype) for name, disk in names.items() if not checkpoint.tied or name != "head.weight"}
+        if checkpoint.tied:
+            weights["head.weight"] = weights["embedding.weight"]
+        for name, expected in teacher.state_dict().items():
+            if name not in weights or weights[name].shape != expected.shape:
+                found = list(weights[name].shape) if name in weights else "nothing"
+                raise InputError(f"verifier {path}: its config asks for {name} of shape {list(expected.shape)}, its files hold {found}")
+        teacher.load_state_dict(weights, assign=True)
+        return teacher.requires_grad_(False)
 
     def logits(self, states: Tensor) -> Tensor:
         """Full logits [..., V] of pre-norm states h_n [..., Ht]."""
