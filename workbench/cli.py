@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.errors import InputError
+from workbench.runs import check_destination
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 lab_app = typer.Typer(no_args_is_help=True, help="The embedded lab: a real small verifier, its successor, maps and data.")
@@ -105,7 +106,7 @@ def overlap(
     if counts:
         from workbench.tokens import Counts
 
-        total = Counts.load(counts).total
+        total = Counts.load(counts, map_a.v).total
     result = compared.to_json(total)
     text = _overlap_text(result, [m.assumption for m in (map_a, map_b)])
     if tokenizer:
@@ -145,6 +146,7 @@ def build_map(
         str, typer.Option(help="Ids that must have a row, comma-separated, or `special` for the tokenizer's special tokens.")
     ] = "",
     tokenizer: Annotated[str, typer.Option(help="Tokenizer folder for `--include special` when the counts do not record them.")] = "",
+    vocab: Annotated[int, typer.Option(help="Target vocabulary size V, for counts that do not say it (token_freq.pt).")] = 0,
     as_json: Json = False,
 ) -> None:
     """Build a draft vocabulary: the K most frequent tokens, ascending, equal bytes on every machine.
@@ -154,7 +156,8 @@ def build_map(
     from workbench.mapping import VocabMap
     from workbench.tokens import Counts
 
-    loaded = Counts.load(counts)
+    check_destination(out)
+    loaded = Counts.load(counts, vocab or None)
     built = VocabMap.build(loaded.values, size, loaded.forced_ids(include, tokenizer))
     built.write(out)
     lists = {name: getattr(built, name).tolist() for name in ("forced", "displaced", "filler")}

@@ -91,7 +91,7 @@ def _map_only(place: Place, file: str) -> RawMap | None:
     """The map in a file that holds nothing else: d2t and t2d, or a list of absolute ids; None when the file is a checkpoint."""
     where = place.where(file)
     tensors = torch_header(place, file) if file.endswith(TORCH) else safetensors_header(place, file)
-    names = canonical_names(tensors, where)
+    names = canonical_names(tensors)
     if names and set(names) <= {"d2t", "t2d"}:
         d2t, t2d = (read_stored(place, tensors[names[part]]) if part in names else None for part in ("d2t", "t2d"))
         return RawMap(d2t, t2d, None, None, where)
