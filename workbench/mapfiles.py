@@ -93,7 +93,10 @@ def _map_only(place: Place, file: str) -> RawMap | None:
     tensors = torch_header(place, file) if file.endswith(TORCH) else safetensors_header(place, file)
     names = canonical_names(tensors)
     if names and set(names) <= {"d2t", "t2d"}:
-        d2t, t2d = (read_stored(place, tensors[names[part]]) if part in names else None for part in ("d2t", "t2d"))
+        twice = next((found for found in names.values() if len(found) > 1), None)
+        if twice:
+            raise InputError(f"{where}: tensors {' and '.join(twice)} could each be the map: keep one of them")
+        d2t, t2d = (read_stored(place, tensors[names[part][0]]) if part in names else None for part in ("d2t", "t2d"))
         return RawMap(d2t, t2d, None, None, where)
     if not tensors and file.endswith(TORCH):  # plain Python values: torch_header sees tensors only
         loaded = load_torch(place, file)
