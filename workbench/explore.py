@@ -1,0 +1,150 @@
+"""Live controls over the same figures: a change of a control calls the figure function again and updates what is on the screen.
+
+Notable:
+* `live` is the whole mechanism: controls, a message line, findings. It uses no Output widget (one has been seen to hang a headless run),
+  does nothing on a keystroke (text fields wait for Enter, sliders for the release) and updates a figure in one batch.
+* A user's mistake appears as a sentence under the controls and leaves the figures as they were.
+* Controls with the same name keep their value when their cell is run again, as long as the kernel lives.
+"""
+
+import html
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench import overlap_figures
+from workbench.errors import InputError
+from workbench.figures import Finding
+from workbench.overlap import Overlap, open_overlap
+
+_remembered: dict[str, Any] = {}
+WIDE = {"description_width": "initial"}
+
+
+def live(draw: Callable[..., Sequence[Finding]], **controls: widgets.DOMWidget) -> widgets.VBox:
+    """Controls above what they draw. draw: called with the controls' values by name, returns findings, always as many and in order."""
+    shown: list[_Shown] = []
+    message, body = widgets.HTML(), widgets.VBox()
+
+    def redraw(_change: Any = None) -> None:
+        try:
+            findings = draw(**{name: control.value for name, control in controls.items()})
+        except Exception as error:  # a callback's traceback would end in a log that nobody sees
+            sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+            message.value = f'<p style="color:#d1242f">{html.escape(sentence)}</p>'
+            return
+        message.value = ""
+        for old, finding in zip(shown, findings, strict=False):
+            old.update(finding)
+        if not shown:
+            shown.extend(_Shown(finding) for finding in findings)
+            body.children = [item.box for item in shown]
+
+    for control in controls.values():
+        control.observe(redraw, names="value")
+    redraw()
+    return widgets.VBox([widgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"}), message, body])
+
+
+class _Shown:
+    """One finding on the screen."""
+
+    def __init__(self, finding: Finding):
+        self.text = widgets.HTML()
+        self.box = widgets.VBox()
+        self.figure: go.FigureWidget | None = None
+        self.update(finding)
+
+    def update(self, finding: Finding) -> None:
+        """Show another finding in the same place, by one message where the figure has the same traces as before."""
+        self.text.value = finding.to_html()
+        new = finding.body if isinstance(finding.body, go.Figure) else None
+        if new is None:
+            self.figure, self.box.children = None, [self.text]
+        elif self.figure is not None and [t.type for t in self.figure.data] == [t.type for t in new.data]:
+            with self.figure.batch_update():
+                self.figure.update({"data": new.to_dict()["data"], "layout": new.to_dict()["layout"]}, overwrite=True)
+        else:
+            self.figure = go.FigureWidget(new)
+            self.box.children = [self.figure, self.text]
+
+
+def remembered(name: str, control: widgets.DOMWidget) -> widgets.DOMWidget:
+    """The control, with the value that the control of this name had last, where it still can have it."""
+    if name in _remembered:
+        try:
+            control.value = _remembered[name]
+        except Exception:  # the choices have changed since
+            del _remembered[name]
+    control.observe(lambda change: _remembered.update({name: change["new"]}), names="value")
+    return control
+
+
+def path_field(name: str, value: str) -> widgets.Combobox:
+    """A path with completion among its neighbours; read when Enter is pressed or a choice is clicked."""
+    field = widgets.Combobox(
+        value=value, description=name, ensure_option=False, continuous_update=False, style=WIDE, layout={"width": "min(38rem, 95%)"}
+    )
+
+    def complete(_change: Any = None) -> None:
+        folder = Path(field.value or ".").expanduser()
+        folder = folder if folder.is_dir() and field.value.endswith("/") else folder.parent
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        field.options = [f"{path}/" if path.is_dir() else str(path) for path in found if not path.name.startswith(".")][:200]
+
+    field.observe(complete, names="value")
+    complete()
+    return field
+
+
+class OverlapExplorer:
+    """The live side of notebook 1. The maps and the slice are picked once; every panel follows."""
+
+    def __init__(self, view: Overlap):
+        self.view = view
+        self.parent = remembered("parent", path_field("parent", view.inputs.get("parent", "")))
+        self.child = remembered("child", path_field("child", view.inputs.get("child", "")))
+        choices = [("all text", ""), *((name, name) for name in view.slices)]
+        self.slice = remembered("slice", widgets.Dropdown(options=choices, value="", description="slice", style=WIDE))
+
+    def _now(self, parent: str, child: str) -> Overlap:
+        """The overlap of the maps that are picked now, read once for all panels."""
+        if (parent, child) != (self.view.inputs.get("parent"), self.view.inputs.get("child")):
+            inputs = self.view.inputs
+            self.view = open_overlap(parent, child, inputs.get("counts", ""), inputs.get("tokenizer", ""))
+        return self.view
+
+    def _live(self, draw: Callable[..., Sequence[Finding]], **controls: widgets.DOMWidget) -> widgets.VBox:
+        def with_maps(parent: str, child: str, **values: Any) -> Sequence[Finding]:
+            return draw(self._now(parent, child), **values)
+
+        return live(with_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)
+
+    def positions(self, labelled: int = 300) -> widgets.VBox:
+        """Headline and position picture of any two maps."""
+        return self._live(lambda view, slice: [overlap_figures.headline(view), overlap_figures.positions(view, labelled, slice)])
+
+    def coverage(self) -> widgets.VBox:
+        """Coverage with a K of one's own marked."""
+        v = self.view.comparison.a.v
+        sizes = np.unique([*np.geomspace(min(256, v), v, 40).astype(int), self.view.comparison.b.k]).tolist()
+        k = widgets.SelectionSlider(
+            options=[(f"{n:,}", n) for n in sizes], value=self.view.comparison.b.k, description="K", continuous_update=False, style=WIDE
+        )
+        return self._live(lambda view, slice, k: [overlap_figures.coverage(view, k, slice)], k=remembered("k", k))
+
+    def tokens(self) -> widgets.VBox:
+        """Any token: where each map has it, and what its label would train."""
+        query = widgets.Text(value="the", description="search", placeholder="text or id", continuous_update=False, style=WIDE)
+        return self._live(
+            lambda view, slice, query: [
+                overlap_figures.search(view, query, slice),
+                overlap_figures.gained(view, 100, slice),
+                overlap_figures.lost(view, 100, slice),
+            ],
+            query=remembered("query", query),
+        )

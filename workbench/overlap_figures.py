@@ -1,0 +1,325 @@
+"""The figures and tables of notebook 1: an `Overlap` in, a `Finding` out.
+
+Notable: the same functions draw the static page and the live controls. A title states what was found with its number; the sentence says
+what it means for a head that is carried from the parent's rows to the child's. Figures of K = 32,000 rows stay below half a megabyte:
+points travel as 16-bit integers without texts, only the `labelled` most frequent tokens are named on hover, curves are sampled.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from workbench import figures
+from workbench.figures import Column, Finding, missing, plot, plot_text, table, trace
+from workbench.mapping import k_needed
+from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap
+from workbench.texts import percent, show_token
+
+NEEDS_COUNTS = "needs token counts: give the parameter counts a file of how often each id occurs in the verifier's answers."
+MEETS = (  # in the order of overlap.RIGHT, MOVED, NEW, OUTSIDE: legend text, colour, pattern
+    ("row of the same token", figures.BLUE, ""),
+    ("another token's row, its own is elsewhere", figures.VERMILLION, "/"),
+    ("another token's row, it has none", figures.PURPLE, "x"),
+    ("no label: not in the child", figures.GREY, "."),
+)
+PARENT = {"color": figures.VERMILLION, "symbol": "diamond", "size": 12}
+CHILD = {"color": figures.BLUE, "symbol": "circle", "size": 12}
+CURVE_POINTS = 240
+EXAMPLES = 12
+
+
+def headline(view: Overlap) -> Finding:
+    """The two numbers that matter: rows that mean the same token, and tokens shared."""
+    c = view.comparison
+    shared, rows = len(c.shared_ids), min(c.a.k, c.b.k)
+    bars = [[c.same_position] * 2, [shared - c.same_position] * 2, [c.b.k - shared, c.a.k - shared]]
+    names = ["same token in the same row", "shared token, in another row", "token of this map only"]
+    traces = [
+        _bar(
+            ["child", "parent"], counts, name, n, f"%{{y}}: %{{x:,}} rows, {name}", text=[f"{count:,}" if count else "" for count in counts]
+        )
+        for n, (counts, name) in enumerate(zip(bars, names, strict=True))
+    ]
+    title = f"{c.same_position:,} of {rows:,} rows mean the same token, though {shared:,} tokens are shared"
+    if c.first_divergence is None:
+        title = f"All {rows:,} rows mean the same token: the two maps are equal"
+    style = {"barmode": "stack", "bargap": 0.35, "uniformtext": {"minsize": 10, "mode": "hide"}, "legend": {"traceorder": "normal"}}
+    return plot(title, _meaning(view), traces, x="head rows", height=250, **style)
+
+
+def _bar(names: list[str], values: list | np.ndarray, label: str, meets: int, hover: str, **more: Any) -> dict[str, Any]:
+    """One segment of stacked bars; `meets` picks colour and pattern, so that they mean the same in every figure."""
+    pattern = {"shape": MEETS[meets][2], "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.6)", "size": 7, "solidity": 0.2}
+    marker = {"color": MEETS[meets][1], "pattern": pattern}
+    style = {
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": "#ffffff"},
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
+    return trace("bar", y=names, x=values, name=label, marker=marker, orientation="h", **style, **more)
+
+
+def _meaning(view: Overlap) -> str:
+    """What the two numbers mean for a head that is carried over as it is."""
+    c = view.comparison
+    rows, shared = min(c.a.k, c.b.k), len(c.shared_ids)
+    if c.first_divergence is None:
+        return "A head trained with the parent map can be trained and served with the child map as it is."
+    if c.same_position == rows:
+        return f"The shorter map is the beginning of the longer one: its {rows:,} rows agree, and only the rows behind them differ."
+    worse = f", and the loss would start above ln K = {math.log(c.b.k):.2f}, worse than guessing"
+    return (
+        f"As sets, the parent has {percent(shared / c.b.k)} of the child's tokens. But a head is trained row by row, and from row "
+        f"{c.first_divergence:,} on the rows part: {percent(1 - c.same_position / rows)} of them would be trained towards another "
+        f"token{worse if view.wrong_label_share() > 0.9 else ''}. "
+        f"Cure: move {shared - c.same_position:,} rows to their new place and initialise {c.b.k - shared:,} new ones."
+    )
+
+
+def positions(view: Overlap, labelled: int = 300, slice: str = "") -> Finding:
+    """Where each shared token's row went: new row against old row above, the distance below."""
+    c = view.comparison
+    old, new = view.shared_rows  # int64 [shared]
+    moved = old != new
+    traces = []
+    for panel, height, hover in (("y", new, "row %{x:,} → %{y:,}"), ("y2", new - old, "row %{x:,} moved by %{y:+,}")):
+        for keep, name, colour, symbol in (
+            (moved, "row moved", figures.VERMILLION, "circle"),
+            (~moved, "same row", figures.BLUE, "diamond"),
+        ):
+            style = {"color": colour, "symbol": symbol, "size": 3 if keep is moved else 5, "opacity": 0.8}
+            legend = {"name": f"{name} ({int(keep.sum()):,})", "legendgroup": name, "showlegend": panel == "y"}
+            hover_text = f"{hover}<extra>{name}</extra>"
+            traces.append(figures.points(old[keep], height[keep], marker=style, yaxis=panel, hovertemplate=hover_text, **legend))
+    traces.append(_named(view, labelled, slice))
+    half = int(np.median(np.abs(new - old)[moved])) if moved.any() else 0
+    title = f"{int(moved.sum()):,} of {len(old):,} shared tokens changed their row, half of them by {half:,} rows or more"
+    end = min(c.a.k, c.b.k)
+    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": figures.GREY, "width": 1, "dash": "dot"}}
+    return plot(
+        title if half else f"All {len(old):,} shared tokens kept their row",
+        _drift(old, new),
+        traces,
+        height=660,
+        xaxis={"title": {"text": "row in the parent"}, "anchor": "y2", "range": [-0.015 * c.a.k, 1.015 * c.a.k]},
+        yaxis={"title": {"text": "row in the child"}, "domain": [0.45, 1], "range": [-0.015 * c.b.k, 1.015 * c.b.k]},
+        yaxis2={**figures.AXIS, "title": {"text": "moved by (rows)", "standoff": 8}, "domain": [0, 0.37]},
+        shapes=[diagonal],
+        legend={"itemsizing": "constant"},
+        hovermode="closest",
+    )
+
+
+def _named(view: Overlap, labelled: int, slice: str) -> dict[str, Any]:
+    """The most frequent shared tokens as rings over the cloud, each named on hover."""
+    c, weights = view.comparison, view.weights(slice)
+    ids = view.by_frequency(c.shared_ids, slice)[:labelled]
+    old, new = c.a.row_of[ids], c.b.row_of[ids]
+    texts = []
+    for i, o, n in zip(ids, old, new, strict=True):
+        count = f"<br>counted {weights[i]:,} times" if view.counts is not None else ""
+        texts.append(f"<b>{plot_text(view.text(i))}</b><br>id {i}, row {o:,} → {n:,}{count}")
+    ring = {"symbol": "circle-open", "size": 7, "color": figures.GREEN, "opacity": 0.8, "line": {"width": 1}}
+    name = f"named on hover ({len(ids):,}{' most frequent' if view.counts is not None else ''})"
+    return trace(
+        "scatter", x=figures.compact(old), y=figures.compact(new), mode="markers", marker=ring, hovertext=texts, hoverinfo="text", name=name
+    )
+
+
+def _drift(old: np.ndarray, new: np.ndarray) -> str:
+    """Drift (order kept, rows pushed along) or shuffle (order lost), in a sentence. old, new: int64 [shared]."""
+    if len(old) < 2:
+        return f"{len(old)} tokens are shared: there is no order to compare."
+    kept = float(np.mean(np.diff(new[np.argsort(old)]) > 0))
+    if kept == 1:
+        how = "The order is kept throughout: every token that only one map has pushes all later rows along (drift)"
+    elif kept > 0.9:
+        how = f"The order is mostly kept ({percent(kept)} of neighbours): drift, with some tokens taken out of order"
+    else:
+        how = f"The order is lost: {percent(kept)} of neighbouring rows are still in order (a shuffle leaves 50 %)"
+    return f"{how}. Points on the dotted line kept their row."
+
+
+def coverage(view: Overlap, k: int = 0, slice: str = "") -> Finding:
+    """Share of the text that the K most frequent tokens make up, for each slice, with the two maps as they are at their own K."""
+    if view.counts is None:
+        return missing("Coverage against K", NEEDS_COUNTS)
+    c, total = view.comparison, view.weights(slice)
+    k = min(k or c.b.k, c.b.v)
+    ranked = np.sort(total)[::-1]
+    traces = [_curve(ranked, slice or "all text", figures.INK, "solid", 3)]
+    for n, name in enumerate(view.slices):
+        colour, dash = figures.COLOURS[n % len(figures.COLOURS)], figures.DASHES[n % len(figures.DASHES)]
+        traces.append(_curve(np.sort(view.weights(name))[::-1], name, colour, dash, 1.6))
+    for name, vocabulary, marker in (("parent", c.a, PARENT), ("child", c.b, CHILD)):
+        share = 100 * vocabulary.coverage(total)
+        hover = f"{name} map, K = %{{x:,}}: %{{y:.2f}} %<extra></extra>"
+        traces.append(
+            trace(
+                "scatter",
+                x=[vocabulary.k],
+                y=[share],
+                mode="markers",
+                name=f"{name} map ({share:.1f} %)",
+                marker=marker,
+                hovertemplate=hover,
+            )
+        )
+    best = percent(ranked[:k].sum() / max(ranked.sum(), 1))
+    title = f"The {k:,} most frequent tokens cover {best} of {slice or 'all text'}; child {percent(c.b.coverage(total))}, "
+    title += f"parent {percent(c.a.coverage(total))}"
+    needed = ", ".join(f"{n:,} for {100 * level:g} %" for level, n in k_needed(total).items())
+    line = {
+        "type": "line",
+        "x0": k,
+        "x1": k,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": figures.GREY, "width": 1.2, "dash": "dot"},
+    }
+    note = {"x": math.log10(k), "y": 0, "yref": "paper", "text": f"K = {k:,}", "showarrow": False, "xanchor": "right", "yanchor": "bottom"}
+    layout = {
+        "shapes": [line],
+        "annotations": [{**note, "xshift": -4}],
+        "xaxis": {"type": "log", "dtick": 1, "tickformat": "~s"},
+        "hovermode": "closest",
+    }
+    x, y = "draft tokens K (log scale)", f"{view.unit} covered (%)"
+    return plot(title, f"Tokens needed: {needed}.", traces, x, y, height=460, **layout)
+
+
+def _curve(ranked: np.ndarray, name: str, colour: str, dash: str, width: float) -> dict[str, Any]:
+    """Coverage of the most frequent K for a sample of K. ranked: counts, int64 [V], descending."""
+    grid = np.unique(np.geomspace(1, len(ranked), CURVE_POINTS).astype(int))
+    reached = 100 * np.cumsum(ranked)[grid - 1] / max(ranked.sum(), 1)
+    hover = f"{plot_text(name)}: %{{x:,}} tokens cover %{{y:.2f}} %<extra></extra>"
+    line = {"color": colour, "dash": dash, "width": width}
+    return trace(
+        "scatter", x=figures.compact(grid), y=figures.compact(reached), mode="lines", name=plot_text(name), line=line, hovertemplate=hover
+    )
+
+
+def slices(view: Overlap) -> Finding:
+    """Coverage of each slice by the parent's and by the child's vocabulary."""
+    if view.counts is None:
+        return missing("Coverage by kind of text", NEEDS_COUNTS)
+    c, names = view.comparison, ["", *view.slices]
+    old, new = (np.array([100 * m.coverage(view.weights(name)) for name in names]) for m in (c.a, c.b))  # percent, [slices + 1]
+    shown = ["all text", *(plot_text(name) for name in view.slices)]
+    ties = {"x": [x for pair in zip(old, new, strict=True) for x in (*pair, None)], "y": [y for y in shown for _ in range(3)]}
+    traces = [trace("scatter", **ties, mode="lines", line={"color": figures.GREY, "width": 2}, hoverinfo="skip", showlegend=False)]
+    for name, k, share, marker in (("parent", c.a.k, old, PARENT), ("child", c.b.k, new, CHILD)):
+        hover = f"%{{y}}: the {name} covers %{{x:.2f}} %<extra></extra>"
+        traces.append(trace("scatter", x=share, y=shown, mode="markers", name=f"{name}, K = {k:,}", marker=marker, hovertemplate=hover))
+    most, low = int(np.argmax(np.abs(new - old))), int(np.argmin(new))
+    title = f"From parent to child, coverage changes most for {names[most] or 'all text'}: {new[most] - old[most]:+.1f} points"
+    sentence = f"The child covers {new[0]:.1f} % of all text, and least of {names[low] or 'all text'} ({new[low]:.1f} %): "
+    sentence += "a token that is not covered is never proposed."
+    return plot(title, sentence, traces, f"{view.unit} covered (%)", height=140 + 34 * len(names), yaxis={"autorange": "reversed"})
+
+
+def labels(view: Overlap) -> Finding:
+    """What the labels of each slice meet in a head that is carried over as it is."""
+    names = ["", *view.slices]
+    shares = 100 * np.array([view.label_shares(name) for name in names])  # percent, [slices + 1, 4]
+    shown = ["all text", *(plot_text(name) for name in view.slices)]
+    traces = [_bar(shown, figures.compact(shares[:, n]), name, n, f"%{{y}}: %{{x:.2f}} %, {name}") for n, (name, _, _) in enumerate(MEETS)]
+    wrong = view.wrong_label_share()
+    sentence = (
+        f"Of the {view.unit}, {shares[0, RIGHT]:.1f} % meet the right row; permuting rows cures {shares[0, MOVED]:.1f} %, initialising new "
+        f"rows {shares[0, NEW]:.1f} %; {shares[0, OUTSIDE]:.1f} % are no label, because the child does not have them."
+    )
+    style = {"height": 200 + 34 * len(names), "barmode": "stack", "yaxis": {"autorange": "reversed"}, "legend": {"traceorder": "normal"}}
+    return plot(f"{percent(wrong)} of the labels would train another token's row", sentence, traces, f"{view.unit} (%)", **style)
+
+
+# ---- tables of tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def label_examples(view: Overlap, slice: str = "") -> Finding:
+    """A few frequent labels: the row they ask for, what the parent's head means there, and where the head keeps their token."""
+    ids = view.by_frequency(view.comparison.b.ids, slice)
+    wrong = ids[view.label_meets[ids] != RIGHT]
+    if not wrong.size:
+        return _tokens(
+            view, ids[:EXAMPLES], "token id child means", "Every label asks for its own row", "There is nothing to permute.", slice
+        )
+    row = int(view.comparison.b.row_of[wrong[0]])
+    means = "that the parent does not have" if row >= view.comparison.a.k else f"of {view.text(view.comparison.a.ids[row])}"
+    title = f"The most frequent misled label, {view.text(wrong[0])}, trains the row {means}"
+    sentence = f"The most frequent of {len(wrong):,} labels that ask for another token's row; – means that the parent has no such row."
+    return _tokens(view, wrong[:EXAMPLES], "token id child means parent", title, sentence, slice)
+
+
+def lost(view: Overlap, rows: int = 500, slice: str = "") -> Finding:
+    """The most frequent tokens of the parent that the child no longer has."""
+    return _changed(view, view.comparison.lost_ids, "lost", "token id rank count parent", "will never be proposed again", rows, slice)
+
+
+def gained(view: Overlap, rows: int = 500, slice: str = "") -> Finding:
+    """The most frequent tokens of the child without a row in the parent."""
+    fate = "have no row to start from and must be initialised"
+    return _changed(view, view.comparison.missing_ids, "gained", "token id rank count child", fate, rows, slice)
+
+
+def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str, rows: int, slice: str) -> Finding:
+    if not ids.size:
+        return _tokens(view, ids, columns, f"No token is {what}", "One map holds every token of the other.", slice)
+    ids, weights = view.by_frequency(ids, slice), view.weights(slice)
+    title = f"{len(ids):,} tokens {what}: {percent(weights[ids].sum() / max(weights.sum(), 1))} of the {view.unit}"
+    count = f", counted {weights[ids[0]]:,} times" if view.counts is not None else ""
+    return _tokens(view, ids, columns, title, f"They {fate}; first among them {view.text(ids[0])}{count}.", slice, rows, True)
+
+
+def special(view: Overlap) -> Finding:
+    """The tokenizer's special tokens: which map can propose them, from which row."""
+    if not view.special.size:
+        return missing("Special tokens", "needs a tokenizer that names them: give the parameter tokenizer.")
+    ids, weights = view.by_frequency(view.special), view.weights()
+    has = view.comparison.b.t2d[ids]
+    unseen = ids[~has & (weights[ids] > 0)] if view.counts is not None else ids[~has]
+    sentence = "Each one that occurs in the text can be proposed."
+    if unseen.size:
+        sentence = f"{len(unseen)} that may occur can never be proposed, first {view.text(unseen[0])}: every draft stops short of them."
+    title = f"{int(has.sum())} of {len(ids)} special tokens have a row in the child"
+    return _tokens(view, ids, "token id count parent child", title, sentence)
+
+
+def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Finding:
+    """Tokens whose visible text contains the query, or the one whose id it is."""
+    if query.strip().isdigit():
+        ids = np.array([int(query)], dtype=np.int64)
+    else:
+        raw = query.replace("␣", " ").encode()
+        # an escape such as \\n is looked for in the visible forms, which takes a second over a large vocabulary
+        found = (i for i, token in enumerate(view.tokens or ()) if (query in show_token(token) if "\\" in query else raw in token))
+        ids = np.array(list(found), dtype=np.int64)
+    ids = view.by_frequency(ids[ids < view.comparison.a.v], slice)
+    title = f"{len(ids):,} tokens match {query}" if ids.size else f"No token matches {query}"
+    sentence = "Spaces at an edge are written ␣, other invisible characters as \\n, \\u202e or \\xff; a number is looked up as an id."
+    return _tokens(view, ids, "token id rank count parent child means", title, sentence, slice, rows)
+
+
+def _tokens(
+    view: Overlap, ids: np.ndarray, columns: str, title: str, sentence: str, slice: str = "", rows: int = EXAMPLES, search: bool = False
+) -> Finding:
+    """A table of tokens, most frequent first; `columns` names what is shown of each (see below), counts only where there are any."""
+    shown, c = ids[:rows], view.comparison
+    child = c.b.row_of[shown]
+    means = [view.bytes_of(c.a.ids[row]) if 0 <= row < c.a.k else None for row in child]
+    known = {
+        "token": (Column("token", "token"), [view.bytes_of(i) for i in shown]),
+        "id": (Column("target id", "number"), shown),
+        "rank": (Column("rank", "number"), view.ranks(slice)[shown]),
+        "count": (Column("count", "number"), view.weights(slice)[shown]),
+        "parent": (Column("row in the parent", "number"), c.a.row_of[shown]),
+        "child": (Column("row in the child", "number"), child),
+        "means": (Column("there the parent's head means", "token"), means),
+    }
+    parts = [known[name] for name in columns.split() if view.counts is not None or name not in ("rank", "count")]
+    listed = list(zip(*(values for _, values in parts), strict=True))
+    return table(title, sentence, [column for column, _ in parts], listed, total=len(ids), search=search)

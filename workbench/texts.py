@@ -1,0 +1,33 @@
+"""Values as people read them: a token from its raw bytes, a share in percent. No HTML, no plotly, nothing heavy."""
+
+import unicodedata
+
+LONGEST_TOKEN = 48  # characters of a token's visible form
+
+
+def show_token(token: bytes) -> str:
+    """A token's bytes in visible form: `\\n`, `\\xff` (not UTF-8), `\\u202e` (an invisible character), ␣ (a space at an edge)."""
+    text = token.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    shown = "".join(_visible(character) for character in text)
+    body = shown.strip(" ")
+    left = len(shown) - len(shown.lstrip(" "))
+    shown = "␣" * left + body + "␣" * (len(shown) - left - len(body))
+    return shown if len(shown) <= LONGEST_TOKEN else f"{shown[: LONGEST_TOKEN - 1]}… ({len(token)} bytes)"
+
+
+def _visible(character: str) -> str:
+    """The character itself, or its escape when it is a control, format, unassigned or non-plain space character."""
+    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    if character in named:
+        return named[character]
+    if unicodedata.category(character)[0] not in "CZ" or character == " ":
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def percent(share: float) -> str:
+    """A share as percent, with more digits where they matter: 0.03 %, 4.2 %, 97 %, 99.95 %."""
+    edge = min(abs(share), abs(1 - share))
+    digits = 0 if edge in (0, 1) else 2 if edge < 0.01 else 1
+    return f"{100 * share:.{digits}f} %"
