@@ -11,7 +11,7 @@ Values are float32, int64 or bool arrays by disk name; floats are stored as `dty
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from workbench.checkpoint import write_checkpoint
 from workbench.dialects import DIALECTS
-from workbench.weights import DTYPES, bfloat16_bits
+from workbench.weights import DTYPES, bfloat16_bits, entries, write_safetensors
 
 DIALECT_NAMES = tuple(DIALECTS)
 Declared = dict[str, tuple[str, tuple[int, ...]]]  # disk name: (dtype, shape)
@@ -28,7 +28,7 @@ Declared = dict[str, tuple[str, tuple[int, ...]]]  # disk name: (dtype, shape)
 
 @dataclass(frozen=True)
 class Drafter:
-    """Shape of a drafter. ht None: as h. embedding None: as the dialect has it. n: layers of its verifier. k = v gives a full vocabulary."""
+    """Shape of a drafter. ht None: as h. embedding None: as in the dialect. n: layers of its verifier. k = v: full vocabulary."""
 
     dialect: str = "eagle"
     k: int = 16
@@ -212,7 +212,9 @@ def write_drafter(
     d = d or Drafter()
     config = dict(drafter_config(d) if config is None else config)
     if not sparse:
-        return _write_whole(folder, drafter_values(d, seed) if values is None else values, config, d.dtype)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(folder, stored(drafter_values(d, seed) if values is None else values, d.dtype), config)
+        return folder
     d2t, t2d = ascending_map(d.k, d.v, seed)
     folder.mkdir(parents=True, exist_ok=True)
     write_sparse(folder / "model.safetensors", drafter_declared(d), {"d2t": d2t, "t2d": t2d})
@@ -271,21 +273,20 @@ def verifier_values(m: Verifier, seed: int = 0) -> dict[str, np.ndarray]:
 def write_verifier(folder: Path, m: Verifier | None = None, *, seed: int = 0, sparse: bool = False) -> Path:
     """Write a verifier folder, in `shards` files with an index when more than one, and return it. sparse: headers only, no data."""
     m = m or Verifier()
-    declared, config = verifier_declared(m), verifier_config(m)
-    size = sum(_nbytes(dtype, shape) for dtype, shape in declared.values())
-    if not sparse:
-        limit = math.ceil(size / m.shards) if m.shards > 1 else None
-        return _write_whole(folder, verifier_values(m, seed), config, m.dtype, limit)
+    declared, values, weight_map = verifier_declared(m), {} if sparse else verifier_values(m, seed), {}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    names, weight_map = list(declared), {}
+    names = list(declared)
     for s in range(m.shards):
         file = f"model-{s + 1:05}-of-{m.shards:05}.safetensors" if m.shards > 1 else "model.safetensors"
         part = names[len(names) * s // m.shards : len(names) * (s + 1) // m.shards]
-        write_sparse(folder / file, {name: declared[name] for name in part}, {})
         weight_map |= dict.fromkeys(part, file)
+        if sparse:
+            write_sparse(folder / file, {name: declared[name] for name in part}, {})
+        else:
+            write_safetensors(folder / file, stored({name: values[name] for name in part}, m.dtype))
     if m.shards > 1:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(verifier_config(m)))
     return folder
 
 
@@ -325,17 +326,10 @@ def _values(declared: Declared, seed: int, vocabulary: tuple[np.ndarray, np.ndar
     return values
 
 
-def _write_whole(
-    folder: Path, values: Mapping[str, np.ndarray], config: dict[str, Any], dtype: str, shard_bytes: int | None = None
-) -> Path:
-    tensors = []
+def stored(values: Mapping[str, np.ndarray], dtype: str) -> Iterator[tuple[str, str, tuple[int, ...], list[np.ndarray]]]:
+    """Values as `write_safetensors` and `write_checkpoint` take them: float32 as `dtype`, the rest as it is."""
     for name, value in values.items():
         if value.dtype == np.float32:
-            stored = bfloat16_bits(value) if dtype == "BF16" else value.astype(DTYPES[dtype].numpy)
-            tensors.append((name, dtype, value.shape, [stored]))
+            yield name, dtype, value.shape, [bfloat16_bits(value) if dtype == "BF16" else value.astype(DTYPES[dtype].numpy)]
         else:
-            spelling = next(s for s, d in DTYPES.items() if d.numpy is value.dtype.type)
-            tensors.append((name, spelling, value.shape, [value]))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(folder, tensors, config, shard_bytes)
-    return folder
+            yield from entries({name: value})

@@ -259,14 +259,14 @@ def open_checkpoint(path: str | Path) -> DrafterCheckpoint | VerifierCheckpoint:
     tensors = read_headers(place)
     config = place.json("config.json") if "config.json" in place.files else {}
     names = canonical_names(tensors) if len(tensors) <= LARGEST_DRAFTER else {}
-    kind = family(tensors, names, read_settings(config), place.files)
+    kind = family(tensors, names, read_settings(config))
     if kind == "eagle3":
         return DrafterCheckpoint(place, tensors, config, names)
     if kind == "verifier":
         return VerifierCheckpoint(place, tensors, config)
     raise InputError(
-        f"{place.location} holds {kind}: expected an EAGLE-3 drafter (fc.weight over the taps, a first layer of double width) or a verifier; "
-        "give the right folder",
+        f"{place.location} holds {kind}: expected an EAGLE-3 drafter (fc.weight over its taps, first layer of double width) or a verifier; "
+        "give another folder",
         "wrong-model",
     )
 

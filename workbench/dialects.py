@@ -213,10 +213,10 @@ def recognise(names: Mapping[str, str], settings: Mapping[str, Setting], full_vo
     return DIALECTS[name]
 
 
-def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, list[str]], settings: Mapping[str, Setting], files: Iterable[str]) -> str:
+def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, list[str]], settings: Mapping[str, Setting]) -> str:
     """What a checkpoint is: "eagle3", "verifier", or a phrase that names what it is instead. tensors: by disk name."""
-    if "adapter_config.json" in files or any("lora_" in name for name in tensors):
-        return "an adapter (LoRA or the like), which has no meaning without its base model"
+    if any("lora_" in name for name in tensors):
+        return "an adapter (LoRA), which has no meaning without its base model"
     if any("medusa" in name for name in tensors):
         return "a Medusa head"
     shape = {canonical: tensors[disk[0]].shape for canonical, disk in names.items()}

@@ -271,7 +271,7 @@ def describe_map(d2t: np.ndarray | None, t2d: np.ndarray | None, k: int | None, 
     `ambiguous` is true when both readings of d2t give valid ids and no t2d is there to decide (engines read offsets).
     """
     marks = np.flatnonzero(t2d) if t2d is not None and t2d.ndim == 1 else None
-    v = v if v is not None else (len(t2d) if t2d is not None else None)
+    v = v if v is not None else (t2d.size if t2d is not None else None)
     report: dict[str, Any] = {
         "present": d2t is not None or t2d is not None,
         "form": "none",
@@ -287,7 +287,8 @@ def describe_map(d2t: np.ndarray | None, t2d: np.ndarray | None, k: int | None, 
         elif k is not None and k == v:
             report["form"] = "full"
         return report
-    values = d2t.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN and infinity become ids far out of range
+        values = d2t.real.astype(np.int64)
     readings = {"offsets": values + np.arange(len(values)), "absolute": values}
     report["form"] = _form(readings, marks, v)
     if v is not None and len(values) == v and not values.any():

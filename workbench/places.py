@@ -121,7 +121,18 @@ class HubPlace(Place):
                 "check the spelling, the network and your token, or give a local folder"
             ) from error
         self.revision = info.sha
-        self.files = {s.rfilename: s.size for s in info.siblings or [] if "/" not in s.rfilename and s.size is not None}
+        names = {s.rfilename: s.size for s in info.siblings or [] if "/" not in s.rfilename}
+        self.files = {name: self._size(name) if size is None else size for name, size in names.items()}
+
+    def _size(self, name: str) -> int:
+        """The size of a file that the list of files leaves open, as some mirrors do."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        try:
+            size = get_hf_file_metadata(hf_hub_url(self.repo, name, revision=self.revision), timeout=HUB_TIMEOUT).size
+        except Exception as error:  # as above
+            raise InputError(f"{self.where(name)}: the hub does not tell its size ({_brief(error)}); try again or download it") from error
+        return size or 0
 
     def gather(self, name: str, spans: Iterable[Span], out: memoryview) -> None:
         jobs, filled = [], 0
@@ -167,16 +178,18 @@ def open_place(path: str | Path) -> Place:
     text = str(path)
     try:
         local = Path(text).expanduser()
-        if local.is_dir() or local.is_file():
+        if text and (local.is_dir() or local.is_file()):  # no text is no path, though Path("") is the current folder
             return LocalPlace(local)
         exists, parent = local.exists(), local.parent.is_dir()
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{text!r} is no usable path ({error}): expected a folder, a weights file or a Hugging Face id") from error
-    if exists:
+    if text and exists:
         raise InputError(f"{text} is neither a folder nor a plain file: expected one of them, or a Hugging Face id owner/name")
     identity = HUB_ID.fullmatch(text)
     if identity is None or parent or local.suffix in (".safetensors", ".pt", ".pth", ".bin", ".npy", ".json"):
-        raise InputError(f"{text} does not exist: expected a folder, a weights file, or a Hugging Face id owner/name; check the spelling")
+        raise InputError(
+            f"{text or repr(text)} does not exist: expected a folder, a weights file, or a Hugging Face id owner/name; check the spelling"
+        )
     return HubPlace(identity["repo"], identity["revision"])
 
 

@@ -49,9 +49,6 @@ def load_torch(place: Place, file: str, data: bool = True) -> Any:
     """
     import torch
 
-    stand_in = stand_in_for_weights(place, file)
-    if stand_in is not None:
-        raise stand_in
     where = place.where(file)
     stream = io.BufferedReader(_RangeFile(place, file), 1 << 16)
     if not zipfile.is_zipfile(stream):
@@ -110,23 +107,12 @@ def _pickle_in_zip(stream: io.BufferedReader) -> bytes:
 
 def _refused_pickle(place: Place, file: str, raw: bytes, reason: Exception | None = None) -> InputError:
     """The error for a pickle that is not loaded, naming the Python objects it would create; nothing of it is run."""
-    where = place.where(file)
-    names: list[str] = []
-    strings: list[str] = []
-    try:
-        for opcode, argument, _ in pickletools.genops(raw):
-            if opcode.name == "GLOBAL":
-                names.append(argument.replace(" ", "."))
-            elif opcode.name == "STACK_GLOBAL":
-                names.append(".".join(strings[-2:]))
-            elif isinstance(argument, str):
-                strings.append(argument)
-    except Exception:  # not a pickle, or cut: report what was found so far
-        pass
-    held = sorted({n for n in names if not n.startswith(("torch.", "collections.OrderedDict"))})
-    if any(n.startswith("numpy") for n in held):
+    where, names = place.where(file), _globals_in(raw)
+    held = sorted({name for name in names if not name.startswith(("torch.", "collections.OrderedDict"))})
+    numpy = [name for name in held if name.startswith("numpy")]
+    if numpy:
         return InputError(
-            f"{where} holds numpy objects ({', '.join(held[:3])}), which the safe loader refuses: re-save it as tensors, "
+            f"{where} holds numpy objects ({', '.join(numpy)}), which the safe loader refuses: re-save it as tensors, "
             "torch.save({'d2t': torch.as_tensor(d2t)}, path), or as .npy",
             "file-pickle",
         )
@@ -137,10 +123,29 @@ def _refused_pickle(place: Place, file: str, raw: bytes, reason: Exception | Non
             "file-pickle",
         )
     if names or reason is not None:
-        detail = f" ({str(reason).splitlines()[0]})" if reason is not None and str(reason) else ""
-        return InputError(
-            f"{where} is a pickle that the safe loader refuses{detail}: re-save its tensors with torch.save or safetensors", "file-pickle"
-        )
-    return InputError(
-        f"{where} is no torch file (neither a zip archive nor a pickle): expected the output of torch.save; {REREAD}", "file-not-weights"
+        detail = f" ({str(reason).splitlines()[0]})" if str(reason or "") else " (a bare pickle, or a torch file from before 1.6)"
+        return InputError(f"{where} is a pickle that the safe loader refuses{detail}: re-save its tensors with torch.save", "file-pickle")
+    no_torch_file = InputError(
+        f"{where} is no torch file (no zip archive and no pickle of tensors): expected the output of torch.save; {REREAD}",
+        "file-not-weights",
     )
+    return stand_in_for_weights(place, file) or no_torch_file
+
+
+def _globals_in(raw: bytes) -> list[str]:
+    """Dotted names of the Python objects that the pickles in `raw` call for, as far as they can be followed."""
+    names: list[str] = []
+    strings: list[str] = []
+    stream = io.BytesIO(raw)
+    try:
+        for _ in range(5):  # an old torch file is five pickles, one behind the other
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name in ("GLOBAL", "INST"):
+                    names.append(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL":
+                    names.append(".".join(strings[-2:]))
+                elif isinstance(argument, str):
+                    strings.append(argument)
+    except Exception:  # the end, or no pickle: what was found so far stands
+        pass
+    return names

@@ -76,7 +76,7 @@ def safetensors_header(place: Place, file: str) -> dict[str, TensorInfo]:
     raw = place.read(file, 8, 8 + length)
     try:
         header = json.loads(raw.decode())
-        "".join(header).encode()  # a name with half a surrogate pair could not even be printed
+        "".join(header if isinstance(header, dict) else ()).encode()  # a name with half a surrogate pair could not even be printed
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: its header is no readable JSON ({error}): the file is damaged; {REREAD}", "file-not-weights") from error
     if not isinstance(header, dict):
