@@ -70,7 +70,12 @@ def write_case(folder: Path, parent: np.ndarray, child: np.ndarray, v: int, seed
         tokens[int(i)] = token
     special = {int(liked[0]): "<|im_end|>", v - 1: "<|never|>"}
     write_tokenizer(folder / "tokenizer", tokens, special)
-    return {"parent": str(folder / "parent"), "child": str(folder / "child"), "counts": str(folder / "counts.npz"), "tokenizer": str(folder / "tokenizer")}
+    return {
+        "parent": str(folder / "parent"),
+        "child": str(folder / "child"),
+        "counts": str(folder / "counts.npz"),
+        "tokenizer": str(folder / "tokenizer"),
+    }
 
 
 def write_founding_case(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Live controls over the same figures: a change of a control calls the figure function again and updates what is on the screen.
 
 Notable:
-* `live` is the whole mechanism: controls, a message line, findings. It uses no Output widget (one has been seen to hang a headless run),
+* `live` is the whole mechanism: controls, a message line, exhibits. It uses no Output widget (one has been seen to hang a headless run),
   does nothing on a keystroke (text fields wait for Enter, sliders for the release) and updates a figure in one batch.
 * A user's mistake appears as a sentence under the controls and leaves the figures as they were.
 * Controls with the same name keep their value when their cell is run again, as long as the kernel lives.
@@ -18,30 +18,30 @@ import plotly.graph_objects as go
 
 from workbench import overlap_figures
 from workbench.errors import InputError
-from workbench.figures import Finding
+from workbench.figures import Exhibit
 from workbench.overlap import Overlap, open_overlap
 
 _remembered: dict[str, Any] = {}
 WIDE = {"description_width": "initial"}
 
 
-def live(draw: Callable[..., Sequence[Finding]], **controls: widgets.DOMWidget) -> widgets.VBox:
-    """Controls above what they draw. draw: called with the controls' values by name, returns findings, always as many and in order."""
+def live(draw: Callable[..., Sequence[Exhibit]], **controls: widgets.DOMWidget) -> widgets.VBox:
+    """Controls above what they draw. draw: called with the controls' values by name, returns exhibits, always as many and in order."""
     shown: list[_Shown] = []
     message, body = widgets.HTML(), widgets.VBox()
 
     def redraw(_change: Any = None) -> None:
         try:
-            findings = draw(**{name: control.value for name, control in controls.items()})
+            exhibits = draw(**{name: control.value for name, control in controls.items()})
         except Exception as error:  # a callback's traceback would end in a log that nobody sees
             sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
             message.value = f'<p style="color:#d1242f">{html.escape(sentence)}</p>'
             return
         message.value = ""
-        for old, finding in zip(shown, findings, strict=False):
-            old.update(finding)
+        for old, exhibit in zip(shown, exhibits, strict=False):
+            old.update(exhibit)
         if not shown:
-            shown.extend(_Shown(finding) for finding in findings)
+            shown.extend(_Shown(exhibit) for exhibit in exhibits)
             body.children = [item.box for item in shown]
 
     for control in controls.values():
@@ -51,18 +51,18 @@ def live(draw: Callable[..., Sequence[Finding]], **controls: widgets.DOMWidget) 
 
 
 class _Shown:
-    """One finding on the screen."""
+    """One exhibit on the screen."""
 
-    def __init__(self, finding: Finding):
+    def __init__(self, exhibit: Exhibit):
         self.text = widgets.HTML()
         self.box = widgets.VBox()
         self.figure: go.FigureWidget | None = None
-        self.update(finding)
+        self.update(exhibit)
 
-    def update(self, finding: Finding) -> None:
-        """Show another finding in the same place, by one message where the figure has the same traces as before."""
-        self.text.value = finding.to_html()
-        new = finding.body if isinstance(finding.body, go.Figure) else None
+    def update(self, exhibit: Exhibit) -> None:
+        """Show another exhibit in the same place, by one message where the figure has the same traces as before."""
+        self.text.value = exhibit.to_html()
+        new = exhibit.body if isinstance(exhibit.body, go.Figure) else None
         if new is None:
             self.figure, self.box.children = None, [self.text]
         elif self.figure is not None and [t.type for t in self.figure.data] == [t.type for t in new.data]:
@@ -118,8 +118,8 @@ class OverlapExplorer:
             self.view = open_overlap(parent, child, inputs.get("counts", ""), inputs.get("tokenizer", ""))
         return self.view
 
-    def _live(self, draw: Callable[..., Sequence[Finding]], **controls: widgets.DOMWidget) -> widgets.VBox:
-        def with_maps(parent: str, child: str, **values: Any) -> Sequence[Finding]:
+    def _live(self, draw: Callable[..., Sequence[Exhibit]], **controls: widgets.DOMWidget) -> widgets.VBox:
+        def with_maps(parent: str, child: str, **values: Any) -> Sequence[Exhibit]:
             return draw(self._now(parent, child), **values)
 
         return live(with_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)

@@ -1,7 +1,7 @@
-"""How a finding looks: one plotly template, one table, texts made safe. The figures of each notebook are in `*_figures.py`.
+"""How an exhibit looks: one plotly template, one table, texts made safe. The figures of each notebook are in `*_figures.py`.
 
 Notable:
-* `Finding` is what every figure and table function returns: a body, a title that states what was found and a sentence with its main
+* `Exhibit` is what every figure and table function returns: a body, a title that states what was found and a sentence with its main
   number. As a cell's last expression it shows all three; the title and sentence are text, so that search, grep and screen readers see them.
 * Colours are told apart by people with any colour vision, and never carry a meaning alone: dash, marker shape, pattern or words repeat it.
   Text is a grey that reads on JupyterLab's light and dark background alike (4.6:1 and 4.1:1); the report page darkens it.
@@ -100,7 +100,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Exhibit:
     """A figure, a table or nothing (when an input for it was not given), with what it says."""
 
     title: str
@@ -108,7 +108,7 @@ class Finding:
     body: go.Figure | Table | None
 
     def sentence_html(self) -> str:
-        return f'<p class="finding">{html.escape(self.sentence)}</p>'
+        return f'<p class="sentence">{html.escape(self.sentence)}</p>'
 
     def to_html(self) -> str:
         """Title, table and sentence; for a figure the parts around it."""
@@ -125,7 +125,7 @@ class Finding:
         display({"text/html": self.to_html(), "text/plain": plain}, raw=True)
 
 
-def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str = "", height: int = 420, **layout: Any) -> Finding:
+def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str = "", height: int = 420, **layout: Any) -> Exhibit:
     """A figure in the workbench's look. x, y: axis titles with their units; layout: anything more that plotly's layout knows."""
     figure = go.Figure(list(traces))
     wrapped = "<br>".join(plot_text(line) for line in textwrap.wrap(title, 88))
@@ -133,19 +133,19 @@ def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str =
     figure.update_xaxes(title_text=x)
     figure.update_yaxes(title_text=y)
     figure.update_layout(**layout)
-    return Finding(title, sentence, figure)
+    return Exhibit(title, sentence, figure)
 
 
 def table(
     title: str, sentence: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]], total: int = 0, search: bool = False
-) -> Finding:
-    """A table with its finding."""
-    return Finding(title, sentence, Table(columns, rows, total, search))
+) -> Exhibit:
+    """A table with what it says."""
+    return Exhibit(title, sentence, Table(columns, rows, total, search))
 
 
-def missing(title: str, sentence: str) -> Finding:
+def missing(title: str, sentence: str) -> Exhibit:
     """What stands where a figure would, when an input that it needs was not given: what to give."""
-    return Finding(title, sentence, None)
+    return Exhibit(title, sentence, None)
 
 
 def trace(kind: str, **style: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def settings_table(rows: Sequence[dict[str, Any]]) -> Finding:
+def settings_table(rows: Sequence[dict[str, Any]]) -> Exhibit:
     """The parameters of a run (see params.explain), those given marked."""
     given = sum(row["origin"] == "given" for row in rows)
     values = [[row["name"], _plain(row["value"]), row["type"], row["origin"], row["help"]] for row in rows]
@@ -177,7 +177,7 @@ def settings_table(rows: Sequence[dict[str, Any]]) -> Finding:
     return table("Parameters", f"{given} of {len(rows)} parameters given, the others at their defaults.", columns, values)
 
 
-def provenance_table(trace: dict[str, Any]) -> Finding:
+def provenance_table(trace: dict[str, Any]) -> Exhibit:
     """What a run came from (see runs.RunFolder.trace)."""
     code = trace["code"]
     state = "not a git checkout" if code["sha"] is None else code["sha"][:12] + (", with uncommitted changes" if code["dirty"] else "")

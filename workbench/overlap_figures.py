@@ -1,4 +1,4 @@
-"""The figures and tables of notebook 1: an `Overlap` in, a `Finding` out.
+"""The figures and tables of notebook 1: an `Overlap` in, an `Exhibit` out.
 
 Notable: the same functions draw the static page and the live controls. A title states what was found with its number; the sentence says
 what it means for a head that is carried from the parent's rows to the child's. Figures of K = 32,000 rows stay below half a megabyte:
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench import figures
-from workbench.figures import Column, Finding, missing, plot, plot_text, table, trace
+from workbench.figures import Column, Exhibit, missing, plot, plot_text, table, trace
 from workbench.mapping import k_needed
 from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap
 from workbench.texts import percent, show_token
@@ -29,7 +29,7 @@ CURVE_POINTS = 240
 EXAMPLES = 12
 
 
-def headline(view: Overlap) -> Finding:
+def headline(view: Overlap) -> Exhibit:
     """The two numbers that matter: rows that mean the same token, and tokens shared."""
     c = view.comparison
     shared, rows = len(c.shared_ids), min(c.a.k, c.b.k)
@@ -79,7 +79,7 @@ def _meaning(view: Overlap) -> str:
     )
 
 
-def positions(view: Overlap, labelled: int = 300, slice: str = "") -> Finding:
+def positions(view: Overlap, labelled: int = 300, slice: str = "") -> Exhibit:
     """Where each shared token's row went: new row against old row above, the distance below."""
     c = view.comparison
     old, new = view.shared_rows  # int64 [shared]
@@ -143,7 +143,7 @@ def _drift(old: np.ndarray, new: np.ndarray) -> str:
     return f"{how}. Points on the dotted line kept their row."
 
 
-def coverage(view: Overlap, k: int = 0, slice: str = "") -> Finding:
+def coverage(view: Overlap, k: int = 0, slice: str = "") -> Exhibit:
     """Share of the text that the K most frequent tokens make up, for each slice, with the two maps as they are at their own K."""
     if view.counts is None:
         return missing("Coverage against K", NEEDS_COUNTS)
@@ -203,7 +203,7 @@ def _curve(ranked: np.ndarray, name: str, colour: str, dash: str, width: float) 
     )
 
 
-def slices(view: Overlap) -> Finding:
+def slices(view: Overlap) -> Exhibit:
     """Coverage of each slice by the parent's and by the child's vocabulary."""
     if view.counts is None:
         return missing("Coverage by kind of text", NEEDS_COUNTS)
@@ -222,7 +222,7 @@ def slices(view: Overlap) -> Finding:
     return plot(title, sentence, traces, f"{view.unit} covered (%)", height=140 + 34 * len(names), yaxis={"autorange": "reversed"})
 
 
-def labels(view: Overlap) -> Finding:
+def labels(view: Overlap) -> Exhibit:
     """What the labels of each slice meet in a head that is carried over as it is."""
     names = ["", *view.slices]
     shares = 100 * np.array([view.label_shares(name) for name in names])  # percent, [slices + 1, 4]
@@ -240,7 +240,7 @@ def labels(view: Overlap) -> Finding:
 # ---- tables of tokens ---------------------------------------------------------------------------------------------------------------
 
 
-def label_examples(view: Overlap, slice: str = "") -> Finding:
+def label_examples(view: Overlap, slice: str = "") -> Exhibit:
     """A few frequent labels: the row they ask for, what the parent's head means there, and where the head keeps their token."""
     ids = view.by_frequency(view.comparison.b.ids, slice)
     wrong = ids[view.label_meets[ids] != RIGHT]
@@ -255,18 +255,18 @@ def label_examples(view: Overlap, slice: str = "") -> Finding:
     return _tokens(view, wrong[:EXAMPLES], "token id child means parent", title, sentence, slice)
 
 
-def lost(view: Overlap, rows: int = 500, slice: str = "") -> Finding:
+def lost(view: Overlap, rows: int = 500, slice: str = "") -> Exhibit:
     """The most frequent tokens of the parent that the child no longer has."""
     return _changed(view, view.comparison.lost_ids, "lost", "token id rank count parent", "will never be proposed again", rows, slice)
 
 
-def gained(view: Overlap, rows: int = 500, slice: str = "") -> Finding:
+def gained(view: Overlap, rows: int = 500, slice: str = "") -> Exhibit:
     """The most frequent tokens of the child without a row in the parent."""
     fate = "have no row to start from and must be initialised"
     return _changed(view, view.comparison.missing_ids, "gained", "token id rank count child", fate, rows, slice)
 
 
-def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str, rows: int, slice: str) -> Finding:
+def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str, rows: int, slice: str) -> Exhibit:
     if not ids.size:
         return _tokens(view, ids, columns, f"No token is {what}", "One map holds every token of the other.", slice)
     ids, weights = view.by_frequency(ids, slice), view.weights(slice)
@@ -275,7 +275,7 @@ def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str,
     return _tokens(view, ids, columns, title, f"They {fate}; first among them {view.text(ids[0])}{count}.", slice, rows, True)
 
 
-def special(view: Overlap) -> Finding:
+def special(view: Overlap) -> Exhibit:
     """The tokenizer's special tokens: which map can propose them, from which row."""
     if not view.special.size:
         return missing("Special tokens", "needs a tokenizer that names them: give the parameter tokenizer.")
@@ -289,7 +289,7 @@ def special(view: Overlap) -> Finding:
     return _tokens(view, ids, "token id count parent child", title, sentence)
 
 
-def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Finding:
+def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Exhibit:
     """Tokens whose visible text contains the query, or the one whose id it is."""
     if query.strip().isdigit():
         ids = np.array([int(query)], dtype=np.int64)
@@ -306,7 +306,7 @@ def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Findi
 
 def _tokens(
     view: Overlap, ids: np.ndarray, columns: str, title: str, sentence: str, slice: str = "", rows: int = EXAMPLES, search: bool = False
-) -> Finding:
+) -> Exhibit:
     """A table of tokens, most frequent first; `columns` names what is shown of each (see below), counts only where there are any."""
     shown, c = ids[:rows], view.comparison
     child = c.b.row_of[shown]

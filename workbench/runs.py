@@ -40,6 +40,7 @@ PACKAGES = [
     "jupyterlab",
 ]
 WHOLE_FILE = 16 * 2**20  # bytes; a larger input is identified by its size, first and last MiB, since hashing it would outlast the run
+ENDS = 2**20
 
 
 def check_destination(out: Path) -> Path:
@@ -193,8 +194,8 @@ def fingerprint(path: Path) -> dict[str, Any]:
             if length <= WHOLE_FILE:
                 inner = hashlib.file_digest(handle, "sha256")
             else:
-                inner = hashlib.sha256(handle.read(2**20))
-                handle.seek(-(2**20), os.SEEK_END)
+                inner = hashlib.sha256(handle.read(ENDS))
+                handle.seek(-ENDS, os.SEEK_END)
                 inner.update(handle.read() + str(length).encode())
         if file == path:
             return {"bytes": size, "sha256": inner.hexdigest(), "partial": length > WHOLE_FILE}
