@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import overlap_cases
-from workbench import overlap
 from workbench.errors import InputError
 from workbench.mapping import VocabMap
 from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap, open_overlap, summarise
@@ -110,5 +109,4 @@ def test_the_founding_pair_at_its_real_size() -> None:
     a, b = overlap_cases.founding_ids()
     view = Overlap(VocabMap.from_ids(a, 163_840).compare(VocabMap.from_ids(b, 163_840)))
     assert (view.comparison.same_position, len(view.comparison.shared_ids), len(view.comparison.missing_ids)) == (252, 25_750, 6_250)
-    assert overlap.RIGHT == 0
     assert view.label_meets.tolist().count(RIGHT) == 252

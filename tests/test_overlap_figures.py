@@ -113,7 +113,7 @@ def test_search_finds_by_text_escape_and_id(small: Overlap) -> None:
 
 
 def test_drift_and_shuffle_are_told_apart() -> None:
-    """Sorted maps drift, shuffled ones lose their order, equal ones keep their rows; the loss is above ln K only when most labels mislead."""
+    """Sorted maps drift, shuffled ones lose their order, equal ones keep their rows."""
     rng = np.random.default_rng(0)
     sorted_a, sorted_b = (VocabMap.from_ids(np.sort(rng.choice(1000, 300, replace=False)), 1000) for _ in range(2))
     drift = drawn.positions(Overlap(sorted_a.compare(sorted_b)))

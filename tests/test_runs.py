@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,16 @@ def test_a_folder_appears_when_all_is_in_it(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     """An exception in the block removes the working copy and leaves the destination as it was."""
-    with pytest.raises(KeyError), atomic_folder(tmp_path / "out") as work:
-        (work / "x").write_text("1")
-        raise KeyError
     (tmp_path / "f").write_text("old")
-    with pytest.raises(KeyError), atomic_file(tmp_path / "f", replace=True) as work:
-        work.write_text("new")
-        raise KeyError
+
+    def fail(writer: AbstractContextManager[Path], name: str) -> None:
+        with writer as work:
+            (work / name).write_text("new")
+            raise KeyError
+
+    for writer, name in ((atomic_folder(tmp_path / "out"), "x"), (atomic_file(tmp_path / "f", replace=True), "")):
+        with pytest.raises(KeyError):
+            fail(writer, name)
     assert os.listdir(tmp_path) == ["f"]
     assert (tmp_path / "f").read_text() == "old"
 
