@@ -155,6 +155,15 @@ def test_greedy_in_padded_batches_equals_plain_argmax(model):
     assert said == ["answered 4 of 7 prompts", "answered 7 of 7 prompts"]
 
 
+def test_stop_ends_an_answer_after_the_token_that_made_it_true():
+    """`stop` sees each answer with its newest token; an answer it ends is a prefix of the one without it, others are untouched."""
+    model, prompts = tiny("llama"), [some_ids(11)[:n].tolist() for n in (3, 11, 6)]
+    free = greedy(model, prompts, 12, set())
+    cut = greedy(model, prompts, 12, set(), stop=lambda answer: answer[:1] == free[1][:1] and len(answer) == 5)
+    assert cut == [a[:5] if a[0] == free[1][0] else a for a in free]
+    assert len(cut[1]) == 5
+
+
 def test_a_saved_verifier_loads_whole_and_its_teacher_alone(tmp_path, model):
     """load_verifier gives the same logits, frozen; Teacher.load reads norm, head and embedding from the files and gives the same too."""
     model.save_pretrained(tmp_path / "v")

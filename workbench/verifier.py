@@ -152,23 +152,27 @@ def greedy(
     max_new_tokens: int,
     eos: Collection[int],
     batch: int = 32,
+    stop: Callable[[list[int]], bool] = lambda _: False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[list[int]]:
     """The verifier's own argmax continuation of each prompt (token ids), the end token included where one was written.
 
+    An answer is over at a token in `eos`, when `stop` says so of what has been written, or after `max_new_tokens`.
     Prompts run in batches of similar length, padded on the left; rows that have ended are dropped from the cache as they pile up.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
-        for i, answer in zip(rows, _greedy_batch(model, [prompts[i] for i in rows], max_new_tokens, set(eos)), strict=True):
+        for i, answer in zip(rows, _greedy_batch(model, [prompts[i] for i in rows], max_new_tokens, set(eos), stop), strict=True):
             answers[i] = answer
         progress(f"answered {start + len(rows)} of {len(prompts)} prompts")
     return answers
 
 
-def _greedy_batch(model: nn.Module, prompts: list[Sequence[int]], max_new_tokens: int, eos: set[int]) -> list[list[int]]:
+def _greedy_batch(
+    model: nn.Module, prompts: list[Sequence[int]], max_new_tokens: int, eos: set[int], stop: Callable[[list[int]], bool]
+) -> list[list[int]]:
     device = model.device
     width = max(len(p) for p in prompts)
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)  # [B, T], left padded
@@ -176,15 +180,16 @@ def _greedy_batch(model: nn.Module, prompts: list[Sequence[int]], max_new_tokens
     cache = DynamicCache(config=model.config.get_text_config())
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # the answer that each row of the batch writes
+    over = [False] * len(prompts)
     for _ in range(max_new_tokens):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
         ids = out.logits[:, -1:].argmax(-1)  # [B, 1]
-        written = ids[:, 0].tolist()
-        for row, token in zip(rows, written, strict=True):
-            if not answers[row] or answers[row][-1] not in eos:
+        for row, token in zip(rows, ids[:, 0].tolist(), strict=True):
+            if not over[row]:
                 answers[row].append(token)
-        live = [b for b, row in enumerate(rows) if answers[row][-1] not in eos]
+                over[row] = token in eos or stop(answers[row])
+        live = [b for b, row in enumerate(rows) if not over[row]]
         if not live:
             break
         if len(live) <= len(rows) * 3 // 4:

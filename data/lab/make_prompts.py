@@ -3,9 +3,10 @@
 Every slice is a set of hand-written templates with hand-written fillings; a fixed seed picks which pairs are used, no two prompts are
 equal, and slices are interleaved so that the first lines of the file already hold all of them. Run it to rebuild the file bit for bit:
 
-    python data/lab/make_prompts.py
+    python data/lab/make_prompts.py [--out FOLDER]
 """
 
+import argparse
 import itertools
 import json
 import random
@@ -451,13 +452,16 @@ def user(text: str) -> dict:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where the file goes")
+    out = parser.parse_args().out
     chats = slices(random.Random(20240517))
     lines = []
     for i in range(PER_SLICE):
         split = "heldout" if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"
         lines += [{"id": f"{name}-{i:03d}", "slice": name, "split": split, "messages": chats[name][i]} for name in chats]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    Path(__file__).with_name("prompts.jsonl").write_text(text, encoding="utf-8")
+    (out / "prompts.jsonl").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
