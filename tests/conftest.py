@@ -5,8 +5,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes says more about the machine than about the code
+hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants a hub starts its own and says so
 
