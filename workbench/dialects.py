@@ -215,9 +215,10 @@ def recognise(names: Mapping[str, str], settings: Mapping[str, Setting], full_vo
 
 def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, list[str]], settings: Mapping[str, Setting]) -> str:
     """What a checkpoint is: "eagle3", "verifier", or a phrase that names what it is instead. tensors: by disk name."""
-    if any("lora_" in name for name in tensors):
+    listing = "\n".join(tensors) + "\n"  # one text: a large model has 70,000 names
+    if "lora_" in listing:
         return "an adapter (LoRA), which has no meaning without its base model"
-    if any("medusa" in name for name in tensors):
+    if "medusa" in listing:
         return "a Medusa head"
     shape = {canonical: tensors[disk[0]].shape for canonical, disk in names.items()}
     layer = {part: shape.get(f"layers.0.{part}.weight", ()) for part in ("hidden_norm", "self_attn.o_proj")}
@@ -237,10 +238,10 @@ def family(tensors: Mapping[str, TensorInfo], names: Mapping[str, list[str]], se
         if "use_aux_hidden_state" in settings and settings["use_aux_hidden_state"].value is False:
             return "eagle3"
         return "a draft layer without fc.weight, so no head that fuses three taps (EAGLE-1/2 or an incomplete EAGLE-3 head)"
-    if any("eh_proj" in name or "enorm" in name for name in tensors) and "embed_tokens.weight" not in shape:
-        return "an MTP head"
-    if "fc.weight" not in shape and any(name.endswith("embed_tokens.weight") for name in tensors):
+    if "fc.weight" not in shape and "embed_tokens.weight\n" in listing:
         return "verifier"
+    if "eh_proj" in listing or "enorm" in listing:
+        return "an MTP head"
     if set(shape) and set(shape) <= {"d2t", "t2d"}:
         return "a vocabulary map without a drafter"
     return f"something else (tensors {', '.join(sorted(tensors)[:4]) or 'none'})"

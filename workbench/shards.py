@@ -24,7 +24,8 @@ def read_headers(place: Place) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     files, promised = _weight_files(place)
     with ThreadPoolExecutor(place.connections) as pool, collector_paused():
-        for header in pool.map(lambda file: _header(place, file), files):
+        each = pool.map if place.connections > 1 else map
+        for header in each(lambda file: _header(place, file), files):
             twice = tensors.keys() & header.keys()
             if twice:
                 name = min(twice)

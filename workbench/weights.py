@@ -93,7 +93,7 @@ def _entry(name: str, entry: Any, file: str, begin: int, where: str) -> TensorIn
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPES[dtype].bits
-        numbers = {type(n) for n in (*shape, start, stop)} == {int}
+        numbers = set(map(type, (*shape, start, stop))) == {int}
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(
             f"{where}: header entry {name!r} is {str(entry)[:120]}: expected a known dtype, shape and two data_offsets; {REREAD}",
