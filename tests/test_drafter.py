@@ -1,114 +1,186 @@
-"""The drafter against a plain dense reference, against transformers' own layers, and against itself step by step."""
+"""The drafter's layers against transformers' own, step by step against the unroll, and what it refuses."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.drafter import Cache, Drafter, DrafterConfig, LatentAttention
+from tests.dense_unroll import TINY, VARIANTS, dense_unroll, make_batch, make_drafter
+from workbench.drafter import Cache, Drafter, LatentAttention
 from workbench.errors import InputError
-
-TINY = DrafterConfig(
-    hidden=16, target_hidden=12, intermediate=24, heads=4, kv_heads=2, head_dim=6, draft_vocab=20, vocab=32, taps=2
-)  # fmt: skip
-VARIANTS = {
-    "plain": {},
-    "two layers": {"layers": 2},
-    "three layers, window": {"layers": 3, "sliding_window": 4},
-    "norms": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
-    "fc_norm, bias, qk_norm": {"fc_norm": True, "attention_bias": True, "qk_norm": True},
-    "partial interleaved rope": {"rope": {"rope_theta": 100.0, "partial_rotary_factor": 0.67}, "rope_interleaved": True},
-    "llama3 rope": {
-        "rope": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                 "original_max_position_embeddings": 16}
-    },
-}  # fmt: skip
-
-
-def make_drafter(config: DrafterConfig, seed: int = 0) -> Drafter:
-    """A drafter in float64 whose norms are not all ones."""
-    torch.manual_seed(seed)
-    drafter = Drafter(config).double()
-    for name, parameter in drafter.named_parameters():
-        torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
-    return drafter
-
-
-def make_batch(config: DrafterConfig, mask: Tensor, documents: Tensor, seed: int = 0) -> SimpleNamespace:
-    torch.manual_seed(seed)
-    height, width = mask.shape
-    return SimpleNamespace(
-        next_ids=torch.randint(config.vocab, (height, width)),
-        taps=torch.randn(height, width, config.taps * config.target_hidden, dtype=torch.float64),
-        loss_mask=mask,
-        positions=torch.arange(1, width + 1).expand(height, width),
-        documents=documents,
-    )
-
-
-def dense_unroll(drafter: Drafter, batch: SimpleNamespace, steps: int) -> Tensor:
-    """Post-norm outputs [S, B, T, H] with the [T, S * T] mask written out: the definition the fast unroll must equal."""
-    config, (height, width) = drafter.config, batch.next_ids.shape
-    row = torch.arange(width)
-    causal = (row[:, None] >= row) & (row[:, None] - row < (config.sliding_window or width))
-    same = (batch.documents[:, :, None] == batch.documents[:, None]) & (batch.documents[:, :, None] != -1)
-    mask = (causal & same) | torch.eye(width, dtype=torch.bool)  # [B, T, T]
-    hidden, outputs = drafter.fuse(batch.taps), []
-    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in drafter.layers]
-    for step in range(steps):
-        embeds = drafter.embed_tokens(F.pad(batch.next_ids, (0, steps))[:, step : step + width])
-        rope = drafter.rope(batch.positions + step)
-        for layer, past in zip(drafter.layers, kept, strict=True):
-            x, residual = layer.enter(embeds, hidden)
-            past.append(layer.self_attn.keys_values(x, rope))
-            k, v = (torch.cat(parts, 1) for parts in zip(*past, strict=True))  # [B, (step + 1) T, G, D]
-            q = layer.self_attn.queries(x, rope)  # [B, T, G, g, D]
-            scores = torch.einsum("btGgd,bsGd->bGgts", q, k) * layer.self_attn.scale
-            scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
-            heads = torch.einsum("bGgts,bsGe->btGge", scores.softmax(-1), v)
-            hidden = layer.leave(residual, heads.flatten(2))
-        hidden, normed = drafter.finish(hidden)
-        outputs.append(normed)
-        mask = torch.cat([mask, torch.eye(width, dtype=torch.bool).expand(height, -1, -1)], -1)
-    return torch.stack(outputs)
-
-
-def pairs_of(dense: Tensor, unrolled) -> Tensor:
-    return dense.flatten(1, 2)[unrolled.step, unrolled.start[unrolled.chain]]
-
-
-def assert_equal_with_gradients(drafter: Drafter, batch: SimpleNamespace, steps: int) -> None:
-    unrolled = drafter(batch, steps)
-    dense = pairs_of(dense_unroll(drafter, batch, steps), unrolled)
-    torch.testing.assert_close(unrolled.hidden, dense, rtol=1e-9, atol=1e-11)
-    trained = [p for p in drafter.parameters() if p.requires_grad and p is not drafter.lm_head.weight]
-    weight = torch.randn_like(dense)
-    ours, theirs = (torch.autograd.grad((out * weight).sum(), trained) for out in (unrolled.hidden, dense))
-    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_unroll_equals_the_dense_definition(options: dict) -> None:
-    """Outputs and every gradient equal the masked dense form: packed documents, padding, mask holes, several batch rows."""
-    config = replace(TINY, **options)
-    documents = torch.tensor([[0] * 9 + [1] * 7 + [-1] * 2, [5] * 4 + [7] * 14])
-    mask = torch.rand(2, 18, generator=torch.Generator().manual_seed(1)) < 0.5
-    assert_equal_with_gradients(make_drafter(config), make_batch(config, mask & (documents != -1), documents), steps=3)
+def test_step_by_step_equals_the_unroll(options: dict) -> None:
+    """Accepted rows into the cache, then drafts on their own outputs: the unroll's outputs at every start row, all in float64."""
+    config, steps = replace(TINY, **options), 3
+    drafter, batch = make_drafter(config), make_batch(config, torch.ones(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.int64))
+    expected = dense_unroll(drafter, batch, steps)[:, 0]  # [S, T, H]
+    cache, hidden = Cache(), drafter.fuse(batch.taps)
+    for row in range(9 - steps):
+        at = slice(row, row + 1)
+        output = drafter.step(batch.next_ids[:, at], hidden[:, at], batch.positions[:, at], cache)
+        for step in range(steps):
+            recycled, normed = drafter.finish(output)
+            torch.testing.assert_close(normed[0, 0], expected[step, row], rtol=1e-9, atol=1e-11)
+            ahead = slice(row + step + 1, row + step + 2)
+            mask = own_mask(len(cache) + 1, row, config.sliding_window)
+            output = drafter.step(batch.next_ids[:, ahead], recycled, batch.positions[:, at] + step + 1, cache, mask)
+        cache.crop(row + 1)
+        assert len(cache) == row + 1
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_unroll_equals_the_dense_definition_on_random_layouts(data: st.DataObject) -> None:
-    """The same for any mask, any cut into documents, any number of steps and layers."""
-    width = data.draw(st.integers(1, 14))
-    mask = torch.tensor([data.draw(st.lists(st.booleans(), min_size=width, max_size=width))])
-    documents = torch.tensor([data.draw(st.lists(st.booleans(), min_size=width, max_size=width))]).cumsum(1)
-    config = replace(TINY, layers=data.draw(st.integers(1, 2)))
-    steps = data.draw(st.integers(1, 4))
-    if mask.any():
-        assert_equal_with_gradients(make_drafter(config), make_batch(config, mask, documents), steps)
+def own_mask(keys: int, row: int, window: int | None) -> Tensor:
+    """What a draft after `row` sees: the accepted rows within the window of that row, and all drafts so far."""
+    key = torch.arange(keys)
+    return ((key > row) | (key > row - (window or keys)))[None, None]
+
+
+def test_several_rows_at_once_equal_one_by_one() -> None:
+    """A prefill of many rows, causal by default, equals row after row; so does a batch of two prompts."""
+    drafter = make_drafter(replace(TINY, layers=2, sliding_window=3))
+    batch = make_batch(drafter.config, torch.ones(2, 6, dtype=torch.bool), torch.zeros(2, 6, dtype=torch.int64))
+    hidden = drafter.fuse(batch.taps)
+    whole = drafter.step(batch.next_ids, hidden, batch.positions, Cache())
+    for prompt in range(2):
+        cache = Cache()
+        one = [
+            drafter.step(batch.next_ids[[prompt], t : t + 1], hidden[[prompt], t : t + 1], batch.positions[[prompt], t : t + 1], cache)
+            for t in range(6)
+        ]
+        torch.testing.assert_close(torch.cat(one, 1)[0], whole[prompt], rtol=1e-9, atol=1e-11)
+
+
+def test_tree_mask_keeps_branches_apart() -> None:
+    """Two drafts at one depth, each hidden from the other, come out as if each had been drafted alone."""
+    drafter = make_drafter(TINY)
+    batch = make_batch(TINY, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.int64))
+    cache = Cache()
+    recycled, _ = drafter.finish(drafter.step(batch.next_ids, drafter.fuse(batch.taps), batch.positions, cache))
+    last, ids, position = recycled[:, -1:], torch.tensor([[3, 7]]), torch.tensor([[5, 5]])
+    mask = torch.tensor([[[True] * 4 + [True, False], [True] * 4 + [False, True]]])
+    both = drafter.step(ids, last.expand(-1, 2, -1), position, cache, mask)
+    for branch in range(2):
+        cache.crop(4)
+        alone = drafter.step(ids[:, branch : branch + 1], last, position[:, :1], cache)
+        torch.testing.assert_close(both[:, branch], alone[:, 0], rtol=1e-9, atol=1e-11)
+
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 500.0},
+    "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    "llama3": VARIANTS["llama3 rope"]["rope"],
+    "yarn": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 8},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_later_layers_equal_transformers_llama(rope: dict) -> None:
+    """A layer behind the first is transformers' Llama decoder layer (whose norms round to float32), for every kind of rope."""
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    config = replace(TINY, layers=2, rope=rope, attention_bias=True)
+    drafter = make_drafter(config)
+    theirs_config = LlamaConfig(
+        hidden_size=config.hidden, intermediate_size=config.intermediate, num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads, head_dim=config.head_dim, rms_norm_eps=config.rms_eps, rope_parameters=dict(rope),
+        attention_bias=True, max_position_embeddings=config.max_positions, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = LlamaDecoderLayer(theirs_config, 0).double()
+    theirs.load_state_dict(drafter.layers[1].state_dict())
+    hidden, positions = torch.randn(1, 11, config.hidden, dtype=torch.float64), torch.arange(3, 14)[None]
+    mask = torch.full((11, 11), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    expected = theirs(hidden, attention_mask=mask, position_embeddings=LlamaRotaryEmbedding(theirs_config)(hidden, positions))
+    torch.testing.assert_close(run_layer(drafter, 1, hidden, positions), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 10])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_latent_attention_equals_transformers_deepseek(q_lora_rank: int | None, interleaved: bool) -> None:
+    """Latent attention is transformers' DeepSeek-V3 attention, under a stretched rope with its softmax correction."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+        DeepseekV3Attention,
+        DeepseekV3Config,
+        DeepseekV3RotaryEmbedding,
+    )
+
+    rope = {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.7}
+    sizes = LatentAttention(kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, q_lora_rank=q_lora_rank)
+    config = replace(TINY, layers=2, rope=rope, rope_interleaved=interleaved, latent=sizes, rms_eps=1e-6)
+    drafter = make_drafter(config)
+    theirs_config = DeepseekV3Config(
+        hidden_size=config.hidden, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=8,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, rope_parameters=rope, rope_interleave=interleaved,
+        attn_implementation="eager", max_position_embeddings=config.max_positions,
+    )  # fmt: skip
+    theirs, ours = DeepseekV3Attention(theirs_config, 0).double(), drafter.layers[1].self_attn
+    theirs.load_state_dict(ours.state_dict())
+    x, positions = torch.randn(1, 11, config.hidden, dtype=torch.float64), torch.arange(3, 14)[None]
+    mask = torch.full((11, 11), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    expected, _ = theirs(x, position_embeddings=DeepseekV3RotaryEmbedding(theirs_config)(x, positions), attention_mask=mask)
+    q, (k, v) = ours.queries(x, drafter.rope(positions)).flatten(2, 3), ours.keys_values(x, drafter.rope(positions))
+    heads = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)), is_causal=True, scale=ours.scale)
+    torch.testing.assert_close(ours.o_proj(heads.transpose(1, 2).flatten(2)), expected, rtol=1e-5, atol=1e-5)
+
+
+def run_layer(drafter: Drafter, index: int, hidden: Tensor, positions: Tensor) -> Tensor:
+    """One layer alone, causal."""
+    layer, rope = drafter.layers[index], drafter.rope(positions)
+    x, residual = layer.enter(hidden, hidden)
+    q, (k, v) = layer.self_attn.queries(x, rope).flatten(2, 3), layer.self_attn.keys_values(x, rope)
+    heads = (part.transpose(1, 2) for part in (q, k, v))
+    attended = F.scaled_dot_product_attention(*heads, is_causal=True, scale=layer.self_attn.scale, enable_gqa=True)
+    return layer.leave(residual, attended.transpose(1, 2).flatten(2))
+
+
+def test_state_dict_has_the_canonical_names() -> None:
+    """Module names are the canonical tensor names, and nothing else is in the state dict."""
+    names = set(Drafter(replace(TINY, layers=2, fc_norm=True)).state_dict())
+    layer = {f"self_attn.{p}_proj" for p in "qkvo"} | {f"mlp.{p}_proj" for p in ("gate", "up", "down")}
+    layer |= {"input_layernorm", "post_attention_layernorm"}
+    expected = {f"layers.{i}.{part}.weight" for i in (0, 1) for part in layer} | {"layers.0.hidden_norm.weight"}
+    expected |= {f"{part}.weight" for part in ("fc", "norm", "lm_head", "embed_tokens", "fc_norm.0", "fc_norm.1")}
+    assert names == expected
+
+
+def test_from_state_keeps_the_tensors() -> None:
+    """Loaded tensors are used as they are; the verifier's embedding is shared, and never trained."""
+    state = {name: tensor for name, tensor in make_drafter(TINY).state_dict().items() if name != "embed_tokens.weight"}
+    embedding = torch.randn(TINY.vocab, TINY.hidden)
+    drafter = Drafter.from_state(TINY, state | {"d2t": torch.zeros(3), "t2d": torch.zeros(3)}, embedding)
+    assert drafter.fc.weight.data_ptr() == state["fc.weight"].data_ptr()
+    assert drafter.embed_tokens.weight.data_ptr() == embedding.data_ptr()
+    assert not drafter.embed_tokens.weight.requires_grad
+    assert drafter.fc.weight.requires_grad
+    assert torch.isfinite(drafter.rope(torch.arange(3))[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"fc.weight": torch.zeros(2, 2)}, "fc.weight"),
+        ({"extra.weight": torch.zeros(1)}, "extra.weight"),
+        ({"norm.weight": None}, "norm.weight"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(change: dict, says: str) -> None:
+    """A missing, unknown or wrongly shaped tensor is named."""
+    state = {name: tensor for name, tensor in (make_drafter(TINY).state_dict() | change).items() if tensor is not None}
+    with pytest.raises(InputError, match=says):
+        Drafter.from_state(TINY, state)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
+        ({"kv_heads": 3}, "4 heads for 3"),
+        ({"rope": {"rope_type": "longrope", "rope_theta": 1.0}}, "longrope"),
+    ],
+)
+def test_configs_that_mean_nothing_are_refused(change: dict, says: str) -> None:
+    """Contradictory or unsupported configs are one sentence."""
+    with pytest.raises(InputError, match=says):
+        replace(TINY, **change)

@@ -69,6 +69,13 @@ class DrafterConfig:
             raise InputError(f"rope type {self.rope['rope_type']!r} is not supported: expected one of {', '.join(ROPE_TYPES)}")
 
 
+class RMSNorm(nn.RMSNorm):
+    """In the weight's type: under autocast a norm stays in float32, as the residual stream does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class Rope(nn.Module):
     """Rotary angles by transformers' own formulas; `default` is `linear` with factor 1, which also knows partial rotation."""
 
@@ -119,8 +126,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, config.kv_heads * per_head, bias=bias)
         self.o_proj = nn.Linear(config.heads * per_head, config.hidden, bias=bias)
         if config.qk_norm:
-            self.q_norm = nn.RMSNorm(per_head, eps=config.rms_eps)
-            self.k_norm = nn.RMSNorm(per_head, eps=config.rms_eps)
+            self.q_norm = RMSNorm(per_head, eps=config.rms_eps)
+            self.k_norm = RMSNorm(per_head, eps=config.rms_eps)
 
     def queries(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """x [..., width] -> [..., G, g, D] with G key/value heads."""
@@ -148,10 +155,10 @@ class MultiHeadLatentAttention(nn.Module):
             self.q_proj = nn.Linear(width, config.heads * head, bias=False)
         else:
             self.q_a_proj = nn.Linear(width, sizes.q_lora_rank, bias=bias)
-            self.q_a_layernorm = nn.RMSNorm(sizes.q_lora_rank, eps=eps)
+            self.q_a_layernorm = RMSNorm(sizes.q_lora_rank, eps=eps)
             self.q_b_proj = nn.Linear(sizes.q_lora_rank, config.heads * head, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(width, sizes.kv_lora_rank + sizes.qk_rope_head_dim, bias=bias)
-        self.kv_a_layernorm = nn.RMSNorm(sizes.kv_lora_rank, eps=eps)
+        self.kv_a_layernorm = RMSNorm(sizes.kv_lora_rank, eps=eps)
         self.kv_b_proj = nn.Linear(sizes.kv_lora_rank, config.heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), bias=False)
         self.o_proj = nn.Linear(config.heads * sizes.v_head_dim, config.hidden, bias=bias)
 
@@ -202,10 +209,10 @@ class Layer(nn.Module):
         attention = Attention if config.latent is None else MultiHeadLatentAttention
         self.self_attn = attention(config, config.hidden * (2 if self.first else 1))
         self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden, eps=config.rms_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden, eps=config.rms_eps)
+        self.input_layernorm = RMSNorm(config.hidden, eps=config.rms_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden, eps=config.rms_eps)
         if self.first:
-            self.hidden_norm = nn.RMSNorm(config.hidden, eps=config.rms_eps)
+            self.hidden_norm = RMSNorm(config.hidden, eps=config.rms_eps)
 
     def enter(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Attention input [..., 2H or H] and residual [..., H]; the first layer reads the embedding, then the hidden state."""
@@ -233,11 +240,11 @@ class Drafter(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden, _weight=embedding)
         self.fc = nn.Linear(wide, config.hidden, bias=False)
         if config.norm_before_fc:
-            self.input_norm = nn.RMSNorm(wide, eps=config.rms_eps)
+            self.input_norm = RMSNorm(wide, eps=config.rms_eps)
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden, eps=config.rms_eps) for _ in range(config.taps))
+            self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden, eps=config.rms_eps) for _ in range(config.taps))
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, eps=config.rms_eps)
+        self.norm = RMSNorm(config.hidden, eps=config.rms_eps)
         self.lm_head = nn.Linear(config.hidden, config.draft_vocab, bias=False)
         self.rope = Rope(config)
         self.embed_tokens.requires_grad_(False)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.unroll import Unrolled
 
-CHUNK = 1 << 21  # logits held at once
+CHUNK = 256  # pairs whose logits are held at once: enough rows for full matmul speed
 LEAST_OVERLAP = 1e-5  # below it -log(alpha) is flat, as in speculators
 
 Metrics = dict[str, Tensor]
@@ -23,7 +23,8 @@ Metrics = dict[str, Tensor]
 def kl(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
     """KL(p || q), speculators' default: per row [n], and its gradient in the draft logits [n, K]."""
     p = log_p.exp()
-    return (p * (log_p - log_q)).sum(-1), log_q.exp() - p
+    loss = (log_p - log_q).mul_(p).sum(-1)
+    return loss, log_q.exp().sub_(p)
 
 
 def soft_ce(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ def score_pairs(
     """`score`'s work, opaque to torch.compile: (value, loss, pred, label, top, alpha, covered, d hidden, d head)."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     value, loss, pred, label, top, alpha, covered, d_hidden, d_head = _outputs(hidden, head, ids, grad_hidden, grad_head, exact)
-    size = max(1, CHUNK // max(len(head) * steps, len(rows)))  # teacher rows a chunk
+    size = max(1, CHUNK // steps)  # teacher rows a chunk
     edges = range(0, len(states) + size, size)
     bounds = torch.searchsorted(teacher, torch.tensor(edges, device=teacher.device)).tolist()
     for first, a, b in zip(edges, bounds, bounds[1:], strict=False):
