@@ -87,7 +87,7 @@ def ask(endpoint: str, code: str, **env: str) -> Any:
     )
     program += "except InputError as error:\n    print(json.dumps(str(error)))\n"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", **env}
-    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
