@@ -119,6 +119,7 @@ def test_every_form_of_a_prompt_file_is_read(tmp_path):
         ('{"messages": [{"content": "x"}]}', "message 0 has no role"),
         ('{"messages": [{"role": "user", "content": 3}]}', "content of message 0"),
         ('{"prompt": "a", "slice": 3}', "slice is a int"),
+        ('{"prompt": "a", "chat_template_kwargs": [1]}', "chat_template_kwargs is a list"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, words):

@@ -231,7 +231,7 @@ def test_what_cannot_end_well_does_not_begin(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=words):
             run(*arguments, **settings)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(InputError, match=r"need 0\.00 GB and .* has 0\.00 GB free"):
+    with pytest.raises(InputError, match=r"need 0\.0 MB and .* has 0\.0 MB free"):
         run(model, texts, out)
     assert list(tmp_path.iterdir()) == []
 

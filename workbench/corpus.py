@@ -113,6 +113,8 @@ def _prompt(row: Any, place: str) -> Prompt:
         raise InputError(f"{place}: prompt is a {type(row['prompt']).__name__}, expected text (ids go into prompt_ids)")
     if not isinstance(row.get("slice", ""), str):
         raise InputError(f"{place}: slice is a {type(row['slice']).__name__}, expected a name")
+    if not isinstance(row.get("chat_template_kwargs") or {}, dict):
+        raise InputError(f"{place}: chat_template_kwargs is a {type(row['chat_template_kwargs']).__name__}, expected an object of options")
     named = {k: row[k] for k in (*FORMS, "answer_ids", "slice") if row.get(k) is not None}
     return Prompt(place, **named, extra={k: v for k, v in row.items() if k not in (*FORMS, "answer_ids", "slice")})
 
@@ -297,3 +299,19 @@ def split(keys: Sequence[str], held_out: float = 0.1, seed: int = 0, slices: Seq
     for i, pair in enumerate(zip(names, keys, strict=True)):
         sides[pair in held].append(i)
     return sides
+
+
+def of_split(prompts: Sequence[Prompt], name: str) -> list[Prompt]:
+    """The records of a split: those whose `split` says so; where no record has one, `train` and `held-out` deal them by `split`."""
+    if not name:
+        return list(prompts)
+    named = [prompt.extra.get("split") for prompt in prompts]
+    if any(named):
+        chosen = [prompt for prompt, at in zip(prompts, named, strict=True) if at == name]
+    else:
+        sides = split([prompt.key for prompt in prompts], slices=[prompt.slice for prompt in prompts])
+        chosen = [prompts[i] for i in dict(zip(("train", "held-out"), sides, strict=True)).get(name, [])]
+    if not chosen:
+        known = sorted({str(at) for at in named if at}) or ["train", "held-out"]
+        raise InputError(f"no record of {prompts[0].place.rpartition(':')[0]} is of split {name!r}: expected one of {', '.join(known)}")
+    return chosen

@@ -93,7 +93,8 @@ def extract(
             for i, sample in _samples(model, texts, batch, record, dtype):
                 if not done[i]:
                     check_finite(sample)
-                    _write(sample, work, files[i], dialect)
+                    with _disk_full(work / files[i]):
+                        write_sample(sample, work / files[i], dialect)
                     done[i] = True
             yield _progress(done, lengths, total)
         write_record(work, {**record, "complete": True})
@@ -190,7 +191,7 @@ def _check_room(work: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise InputError(
-            f"the states need {needed / 1e9:.2f} GB and {parent} has {free / 1e9:.2f} GB free: choose another place or fewer samples"
+            f"the states need {needed / 1e6:,.1f} MB and {parent} has {free / 1e6:,.1f} MB free: choose another place or fewer samples"
         )
 
 
@@ -224,20 +225,21 @@ def _claimed(work: Path, record: dict[str, Any]) -> Iterator[None]:
 
 def _place_table(texts: Sequence[Text], work: Path) -> None:
     """speculators' table, whole or not at all: state.json comes last and says that the rest is there."""
-    with tempfile.TemporaryDirectory(prefix=".table.partial-", dir=work) as scratch:
+    with _disk_full(work), tempfile.TemporaryDirectory(prefix=".table.partial-", dir=work) as scratch:
         write_table(texts, Path(scratch))
         for path in sorted(Path(scratch).iterdir(), key=lambda p: p.name == "state.json"):
             path.rename(work / path.name)
 
 
-def _write(sample: Sample, work: Path, file: str, dialect: str) -> None:
+@contextmanager
+def _disk_full(path: Path) -> Iterator[None]:
+    """Say of a disk that fills up what it means for an extraction: nothing that is done is lost."""
     try:
-        write_sample(sample, work / file, dialect)
-    except InputError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"disk full while writing {work / file}: finished samples are kept; free space and run the same again"
-            ) from error
+        yield
+    except (OSError, InputError) as error:
+        cause = error.__cause__ if isinstance(error, InputError) else error
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(f"disk full while writing {path}: finished samples are kept; free space and run the same again") from error
         raise
 
 

@@ -97,10 +97,8 @@ class ArrowFolder:
 
     def lengths(self) -> list[int]:
         """Tokens of each sample, from the table alone."""
-        import pyarrow.compute
-
         with _arrow_errors(self.folder):
-            return pyarrow.compute.list_value_length(self.rows.with_format("arrow")[:]["input_ids"]).to_pylist()
+            return self.rows.with_format("arrow")[:]["input_ids"].combine_chunks().value_lengths().to_pylist()
 
     def read(self, i: int, data: bool = True) -> Sample:
         """Sample i; states are views into the mapped file, so `data` makes no difference."""
@@ -298,13 +296,12 @@ def write_sample(sample: Sample, path: Path, dialect: str) -> None:
 def write_table(texts: Iterable[Text], folder: Path) -> None:
     """Write speculators' arrow data set: input_ids, loss_mask, seq_len."""
     import datasets
-    import pyarrow
 
     columns: dict[str, list] = {"input_ids": [], "loss_mask": [], "seq_len": []}
     for text in texts:
         for name, value in zip(columns, (text.ids, text.loss_mask.astype("int64"), len(text.ids)), strict=True):
             columns[name].append(value)
-    table = datasets.table.InMemoryTable(pyarrow.table(columns))
+    table = datasets.table.InMemoryTable.from_pydict(columns)
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

@@ -177,9 +177,10 @@ def own_share(states: States, teacher: "Teacher", tokens: int = 2000) -> tuple[i
     seen = own = 0
     for sample in states:
         at = sample.loss_mask[1:].nonzero()[:, 0][: tokens - seen]  # token t+1 supervised, said by the state at t
-        last = sample.last[at].to(teacher.head.weight)
-        logits = teacher.head(last) if states.post_norm else teacher.logits(last)  # [n, V]
-        own += int((logits.argmax(-1).cpu() == sample.ids[at + 1]).sum())
+        for some in at.split(256):  # [256, V] of logits at a time
+            last = sample.last[some].to(teacher.head.weight)
+            logits = teacher.head(last) if states.post_norm else teacher.logits(last)
+            own += int((logits.argmax(-1).cpu() == sample.ids[some + 1]).sum())
         seen += len(at)
         if seen >= tokens:
             break
