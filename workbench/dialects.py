@@ -204,6 +204,8 @@ def recognise(names: Mapping[str, str], settings: Mapping[str, Setting], full_vo
         name = "torchspec"  # the only one with midlayer names and DeepSeek's attention
     elif full_vocabulary and not mapped and ("draft_vocab_size" not in settings or "Eagle3" in architectures):
         name = "torchspec"
+    elif _engine_ids(settings) is not None:
+        name = "eagle"  # written to be served: EAGLE's tensors and the config of engines
     elif ids.startswith("eagle_config") or not {"target_hidden_size", "fc_norm", "norm_output"}.isdisjoint(settings):
         name = "specforge"
     elif ids or "Eagle3" not in architectures:
@@ -278,6 +280,16 @@ class Taps:
 _READINGS = ("id k is boundary h_k (the residual stream after k layers)", "id i is the output of layer i, boundary h_{i+1}")
 
 
+def _engine_ids(settings: Mapping[str, Setting]) -> Setting | None:
+    """The top-level tap ids of a config with ids in both places as their readers take them: h_k there, one less under eagle_config."""
+    if "tap_ids" not in settings or not settings["tap_ids"].source.startswith("eagle_config"):
+        return None
+    nested = settings["tap_ids"].value
+    top = next((other for other in settings["tap_ids"].also if other.source == "eagle_aux_hidden_state_layer_ids"), None)
+    both = top is not None and all(isinstance(ids, list) and all(type(i) is int for i in ids) for ids in (nested, top.value))
+    return top if both and nested and top.value == [i + 1 for i in nested] else None
+
+
 def read_taps(dialect: Dialect, settings: Mapping[str, Setting], fc_width: int | None, ht: int | None, where: str) -> Taps:
     """The taps of a drafter. fc_width: inputs of fc, None without fc. ht: hidden size of the verifier."""
     reading = f"{_READINGS[dialect.id_shift]}, as in {dialect.name}"
@@ -293,7 +305,11 @@ def read_taps(dialect: Dialect, settings: Mapping[str, Setting], fc_width: int |
     if "tap_ids" not in settings:
         reading = f"no ids in the config: every tool takes h_2, h_(n//2), h_(n-3) of n layers; an id would read: {reading}"
         return Taps(count, None, "none", reading, dialect.id_shift)
-    ids, source, _ = settings["tap_ids"]
+    engine = _engine_ids(settings)
+    ids, source, _ = engine or settings["tap_ids"]
+    if engine is not None:
+        reading = f"{_READINGS[0]}, as vLLM reads it; the ids under eagle_config name the same states as SGLang reads them"
+        return Taps(count, tuple(ids), source, reading, 0)
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise InputError(f"{where}: {source} is {ids!r}: expected a list of layer numbers such as [2, 30, 58]; mend the config")
     if dialect.name == "eagle":

@@ -4,7 +4,7 @@ Notable:
 * A head's row means the token that its map gives it, so a new map without moved rows asks every row for another token. Rows here travel by
   token: the row of a shared token is copied bit for bit, whatever the position. The new rows are in ascending order of their ids, because
   trainers build the teacher from t2d, which knows no other order.
-* Streaming: tensors pass through in pieces of `PIECE` bytes, head rows `initialise.CHUNK` at a time. The dialect and all names stay.
+* Streaming: tensors pass through in pieces, head rows `initialise.CHUNK` at a time. The dialect and all names stay.
 * `remap.json` beside the weights records both maps, the sha256 of the weights and how each missing row was made; `remap_rows.npy` holds the
   parent's row of each new one, -1 where it was made. With both, anyone can prove later which map the head follows.
 """
@@ -31,12 +31,11 @@ from workbench.lineage import HeadRows, lineage
 from workbench.mapfiles import map_from_tensors, read_raw
 from workbench.mapping import VocabMap
 from workbench.runs import atomic_folder, check_destination
-from workbench.weights import DTYPES, TensorInfo, bfloat16_bits, widen
+from workbench.weights import DTYPES, TensorInfo, narrow, stored_pieces, widen
 
 INITS = ("auto", "verifier", "mean", "random", "ridge", "procrustes", "omp", "logit-ls", "stitch")
 NEEDS_VERIFIER = ("verifier", "ridge", "procrustes", "omp", "logit-ls", "stitch")
 NEEDS_STATES = ("logit-ls", "stitch")
-PIECE = 16 * 2**20
 RECORD, SOURCES = "remap.json", "remap_rows.npy"
 Progress = Callable[[str], None]
 
@@ -298,19 +297,10 @@ def _entries(parent: DrafterCheckpoint, planned: Plan, head: TensorInfo, rows: I
         if disk == head.name:
             yield disk, head.dtype, (planned.target.k, head.shape[1]), rows
         elif disk not in names.values():
-            yield disk, info.dtype, info.shape, _pieces(parent, info)
+            yield disk, info.dtype, info.shape, stored_pieces(parent.place, info)
     if planned.target.k < planned.target.v:  # engines have no place for the map of a full vocabulary
         yield names["d2t"], "I64", (planned.target.k,), [planned.target.d2t]
         yield names["t2d"], "BOOL", (planned.target.v,), [planned.target.t2d]
-
-
-def _pieces(checkpoint: DrafterCheckpoint, info: TensorInfo) -> Iterator[memoryview]:
-    """The bytes of a tensor, in pieces of one buffer that is used again."""
-    buffer = memoryview(bytearray(min(PIECE, info.stop - info.start)))
-    for start in range(info.start, info.stop, PIECE):
-        stop = min(start + PIECE, info.stop)
-        checkpoint.place.gather(info.file, [(start, stop)], buffer[: stop - start])
-        yield buffer[: stop - start]
 
 
 def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: Progress) -> Iterator[np.ndarray]:
@@ -321,7 +311,7 @@ def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: 
         bits = np.empty((len(ids), head.shape[1]), DTYPES[head.dtype].numpy)
         bits[source >= 0] = old.checkpoint.stored("lm_head.weight", source[source >= 0])
         if (source < 0).any():
-            bits[source < 0] = _to_bits(made(ids[source < 0]), head.dtype)
+            bits[source < 0] = narrow(made(ids[source < 0]), head.dtype)
         wrong = np.flatnonzero(~np.isfinite(widen(bits, head.dtype)).all(axis=1))
         if wrong.size:
             row = int(source[wrong[0]])
@@ -334,10 +324,6 @@ def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: 
         if done % (8 * len(ids)) == 0 or done == planned.target.k:
             progress(f"head rows written: {done:,} of {planned.target.k:,}")
         yield bits
-
-
-def _to_bits(rows: np.ndarray, dtype: str) -> np.ndarray:
-    return bfloat16_bits(rows) if dtype == "BF16" else rows.astype(DTYPES[dtype].numpy)
 
 
 def _config(parent: DrafterCheckpoint, target: VocabMap, model: VerifierCheckpoint | None) -> dict[str, Any]:

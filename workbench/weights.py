@@ -53,6 +53,7 @@ DTYPES = {
 }
 TORCH_TO_OURS = {dtype.torch: name for name, dtype in DTYPES.items() if dtype.torch}
 LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+PIECE = 16 * 2**20  # bytes that a tensor is copied in
 REREAD = "download or copy the file again"
 
 
@@ -205,6 +206,15 @@ def read_stored(place: Place, info: TensorInfo, rows: Any = None) -> np.ndarray:
     return bits != 0 if info.dtype == "BOOL" else bits
 
 
+def stored_pieces(place: Place, info: TensorInfo, size: int = PIECE) -> Iterator[memoryview]:
+    """The bytes of a tensor in pieces of one buffer, which the next piece overwrites."""
+    buffer = memoryview(bytearray(min(size, info.stop - info.start)))
+    for start in range(info.start, info.stop, size):
+        stop = min(start + size, info.stop)
+        place.gather(info.file, [(start, stop)], buffer[: stop - start])
+        yield buffer[: stop - start]
+
+
 def _unique_rows(place: Place, info: TensorInfo, rows: Any) -> tuple[np.ndarray | None, np.ndarray]:
     """Row numbers ascending without repeats, and how to put them back into the order asked (None when they are in it already)."""
     if not info.shape:
@@ -228,6 +238,11 @@ def widen(bits: np.ndarray, dtype: str) -> np.ndarray:
     if dtype.startswith("F8"):
         raise InputError(f"values of type {dtype} need their scales to mean anything: dequantise the checkpoint first")
     return bits
+
+
+def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values as the bits to store for a float type: the inverse of `widen`, rounding to nearest."""
+    return bfloat16_bits(values) if dtype == "BF16" else values.astype(DTYPES[dtype].numpy)
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
