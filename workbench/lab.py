@@ -31,10 +31,10 @@ PARTS = {  # what data/lab holds, in the order in which it is made, and the scri
     "answers-predecessor.jsonl": ("make_answers.py", "predecessor"),
     "successor.safetensors": ("make_successor.py",),
     "answers-successor.jsonl": ("make_answers.py", "successor"),
-    "counts-predecessor.npz": ("make_maps.py",),
-    "counts-successor.npz": ("make_maps.py",),
-    "map-parent": ("make_maps.py",),
-    "map-child": ("make_maps.py",),
+    "counts-predecessor.npz": ("make_maps.py", "predecessor"),
+    "counts-successor.npz": ("make_maps.py", "successor"),
+    "map-parent": ("make_maps.py", "predecessor"),
+    "map-child": ("make_maps.py", "successor"),
 }
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -1,10 +1,9 @@
-"""Count the tokens that the two verifiers wrote, and build the two draft vocabularies from the counts.
+"""Count the tokens that a verifier wrote, and build a draft vocabulary from the counts.
 
-    python data/lab/make_maps.py [--out FOLDER]
+    python data/lab/make_maps.py predecessor|successor [--out FOLDER]
 
-counts-predecessor.npz and counts-successor.npz: int64 [slices, V], what each verifier itself wrote in its answers to the train split, end
-tokens included. map-parent and map-child: the K most frequent tokens of the predecessor's and of the successor's counts, the special
-tokens always among them.
+counts-VERIFIER.npz: int64 [slices, V], what the verifier itself wrote in its answers to the train split, end tokens included.
+map-parent (the predecessor's) or map-child (the successor's): its K most frequent tokens, the special tokens always among them.
 """
 
 import argparse
@@ -20,28 +19,26 @@ from workbench.mapping import VocabMap
 from workbench.tokens import count_tokens, special_ids
 
 K = 4096
+MAPS = {"predecessor": "map-parent", "successor": "map-child"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verifier", choices=MAPS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where the answers are and the files go")
-    out = parser.parse_args().out
-    folder = lab.fetch(print)
-    v = json.loads((folder / "config.json").read_text())["vocab_size"]
-    special = special_ids(folder)
-    for verifier, name in (("predecessor", "map-parent"), ("successor", "map-child")):
-        lines = (out / f"answers-{verifier}.jsonl").read_text(encoding="utf-8").split("\n")
-        counts = count_tokens(written_in_training(lines), v, special)
-        counts_file = out / f"counts-{verifier}.npz"
-        counts_file.unlink(missing_ok=True)
-        counts.save(counts_file)
-        vocabulary = VocabMap.build(counts.values, K, special)
-        shutil.rmtree(out / name, ignore_errors=True)
-        vocabulary.write(out / name)
-        covered, distinct = vocabulary.coverage(counts.values), int((counts.total > 0).sum())
-        print(
-            f"{verifier}: {counts.total.sum()} tokens, {distinct} distinct; {name}: {len(vocabulary.filler)} filler, coverage {covered:.4f}"
-        )
+    args = parser.parse_args()
+    counts_file, map_folder = args.out / f"counts-{args.verifier}.npz", args.out / MAPS[args.verifier]
+    base = lab.fetch(print)
+    v = json.loads((base / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    lines = (args.out / f"answers-{args.verifier}.jsonl").read_text(encoding="utf-8").split("\n")
+    counts = count_tokens(written_in_training(lines), v, special_ids(base))
+    vocabulary = VocabMap.build(counts.values, K, counts.special)
+    counts_file.unlink(missing_ok=True)
+    counts.save(counts_file)
+    shutil.rmtree(map_folder, ignore_errors=True)
+    vocabulary.write(map_folder)
+    distinct, covered = int((counts.total > 0).sum()), vocabulary.coverage(counts.values)
+    print(f"{counts.total.sum()} tokens, {distinct} distinct; {map_folder.name}: {len(vocabulary.filler)} filler, coverage {covered:.4f}")
 
 
 def written_in_training(lines: list[str]) -> list[Text]:

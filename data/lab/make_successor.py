@@ -28,7 +28,7 @@ from workbench.verifier import capture, find_parts, load_verifier
 SEED = 11
 RANK = 8
 TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
-SAMPLES = 480
+SAMPLES = 240
 BATCH = 6
 LEARNING_RATE = 1.5e-3
 MAX_TOKENS = 224
