@@ -19,7 +19,7 @@ WALLS = {
     "papermill": {"report"},
     "nbconvert": {"report"},
     "nbclient": {"report"},
-    "transformers": {"verifier", "corpus", "drafter"},  # models, tokenizers, rotary embeddings
+    "transformers": {"verifier", "corpus", "tokens", "drafter"},  # models, templates, tokenizers, rotary embeddings
     "accelerate": {"train"},
 }
 
