@@ -7,13 +7,16 @@ looking at a checkpoint never waits for torch.
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from workbench.console import EVERY, interruptible, numbers, one_option_a_field, record_text
 from workbench.errors import InputError
 from workbench.runs import check_destination
+from workbench.train_settings import TrainSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 lab_app = typer.Typer(no_args_is_help=True, help="The embedded lab: a real small verifier, its successor, maps and data.")
@@ -49,7 +52,7 @@ def _pair_parameters(arguments: list[str]) -> list[str]:
 
 def show(result: dict[str, Any], as_json: bool, text: str) -> None:
     """Print the JSON document or the text for people."""
-    print(json.dumps(result, indent=1, allow_nan=False) if as_json else text)
+    print(json.dumps(result, allow_nan=False) if as_json else text)
 
 
 def progress(line: str) -> None:
@@ -169,6 +172,145 @@ def build_map(
         f"map of {built.k:,} of {built.v:,} tokens covers {covered:.2%} of the counts; "
         f"{len(built.forced)} forced, {len(built.displaced)} displaced by them, {len(built.filler)} never counted\n{out}",
     )
+
+
+@app.command()
+def remap(
+    drafter: Annotated[str, typer.Argument(help="Drafter to carry over: folder, file or Hugging Face id; it is left as it is.")],
+    to: Annotated[str, typer.Option(help="The vocabulary it is to speak: a map, a drafter that has it, or `full` for all tokens.")],
+    out: Out,
+    verifier: Annotated[str, typer.Option(help="Verifier whose head the missing rows are made from: folder or Hugging Face id.")] = "",
+    init: Annotated[
+        str, typer.Option(help="auto, verifier, mean, random, ridge, procrustes, omp, logit-ls, stitch (the last two need --states).")
+    ] = "auto",
+    states: Annotated[str, typer.Option(help="Stored hidden states of the verifier, for stitch and logit-ls.")] = "",
+    match_norms: Annotated[bool | None, typer.Option("--match-norms/--keep-norms", help="Made rows get the kept rows' norm.")] = None,
+    counts: Annotated[str, typer.Option(help="Token counts: scores the alternatives by coverage.")] = "",
+    seed: Annotated[int, typer.Option(help="For --init random.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Carry a drafter to another draft vocabulary: rows move with their tokens, missing rows are made, all else stays byte for byte.
+
+    Example: `workbench remap data/lab/parent-drafter --to data/lab/map-child --verifier VERIFIER --out runs/remapped`
+    """
+    from workbench.remap import remap as carry_over
+    from workbench.remap import report_text
+
+    total = None
+    if counts:
+        from workbench.tokens import Counts
+
+        total = Counts.load(counts).total
+    optional = {"verifier": verifier or None, "states": states or None, "counts": total}
+    result = carry_over(drafter, to, out=out, init=init, match_norms=match_norms, seed=seed, progress=progress, **optional)
+    fields = ("rows_total", "rows_kept", "rows_moved", "rows_same_position", "rows_initialised", "init", "init_reason", "dialect", "out")
+    show({name: result[name] for name in (*fields, "sha256", "seconds", "peak_rss_mb")}, as_json, report_text(result))
+
+
+@app.command()
+def convert(
+    drafter: Annotated[str, typer.Argument(help="Drafter in any dialect: folder, file or Hugging Face id.")],
+    to: Annotated[str, typer.Option(help="eagle, sglang, vllm, speculators, specforge or modelopt.")],
+    verifier: Annotated[str, typer.Option(help="The drafter's verifier: folder or Hugging Face id.")],
+    out: Out,
+    as_json: Json = False,
+) -> None:
+    """Write a drafter for another tool, with the config that it really reads; refuses what it cannot express.
+
+    Example: `workbench convert runs/remapped --to speculators --verifier VERIFIER --out runs/for-speculators`
+    """
+    from workbench.convert import convert as write_for
+
+    result = write_for(drafter, to, verifier=verifier, out=out, progress=progress)
+    show(result, as_json, "\n".join([f"{result['from']} -> {to}, boundaries {result['boundaries']}", *result["notes"], str(out)]))
+
+
+@app.command()
+def extract(
+    verifier: Annotated[str, typer.Option(help="Verifier: folder or Hugging Face id.")],
+    chats: Annotated[str, typer.Option(help="Prompt file (JSONL) with answers.")],
+    out: Out,
+    dialect: Annotated[str, typer.Option(help="How states are stored: speculators, specforge, modelopt or angelslim.")] = "speculators",
+    split: Annotated[
+        str, typer.Option(help="Only records whose `split` is this; `train` or `heldout` of a file without splits deals them 9 to 1.")
+    ] = "",
+    taps: Annotated[str, typer.Option(help="Boundaries, comma-separated; default 2, n//2, n-3 of n layers.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Longest sample; what is behind is cut.", min=2)] = 4096,
+    as_json: Json = False,
+) -> None:
+    """Run a verifier over chats and store the hidden states that a drafter is trained on. Resumes where it was stopped.
+
+    Example: `workbench extract --verifier my-verifier --chats data/lab/answers-predecessor.jsonl --split train --out runs/states`
+    """
+    from workbench.corpus import of_split, read_prompts, render_all
+    from workbench.extract import extract as extract_states
+    from workbench.tokens import load_tokenizer
+    from workbench.verifier import load_verifier
+
+    check_destination(out)
+    prompts = of_split(read_prompts(chats), split)
+    boundaries = numbers(taps, "--taps")
+    texts, report = render_all(prompts, load_tokenizer(verifier), max_tokens)
+    progress(f"{report['samples']} samples, {report['tokens']:,} tokens, {report['supervised']:,} supervised, from {chats}")
+    began, last = time.monotonic(), 0.0
+    for done in extract_states(load_verifier(verifier), texts, out, dialect, boundaries):
+        if time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            progress(
+                f"{done.samples} of {done.of_samples} samples, {done.tokens:,} of {done.of_tokens:,} tokens, {done.bytes / 1e9:.2f} GB"
+            )
+    result = {**report, "bytes": done.bytes, "seconds": round(time.monotonic() - began, 1), "out": str(out)}
+    show(result, as_json, f"states of {done.samples} samples, {done.bytes / 1e9:.2f} GB in {result['seconds']} s\n{out}")
+
+
+@app.command()
+@one_option_a_field(TrainSettings)
+def train(
+    drafter: Annotated[str, typer.Option(help="Drafter to train on: folder or Hugging Face id; `new` for one from scratch.")],
+    verifier: Annotated[str, typer.Option(help="Its verifier: folder or Hugging Face id.")],
+    states: Annotated[str, typer.Option(help="Stored hidden states (see `workbench extract`), in any dialect.")],
+    out: Annotated[Path, typer.Option("--out", help="Run folder: new, or the one of this very command, which then resumes.")],
+    held_out: Annotated[str, typer.Option(help="Stored states to evaluate on; without them nothing is evaluated.")] = "",
+    map_path: Annotated[str, typer.Option("--map", help="Draft vocabulary of a new drafter, or `full`.")] = "",
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Train or fine-tune a drafter on stored states. The same command resumes; Ctrl-C stops it so that it can.
+
+    Example: `workbench train --drafter new --map M --verifier V --states runs/states --held-out runs/heldout --out runs/first`
+    """
+    from workbench import train as training
+    from workbench.drafter_files import start
+    from workbench.states import read_states
+    from workbench.train_folder import summary
+
+    settings, stored = TrainSettings(**given), read_states(states)
+    begun = start(drafter, verifier, map_path, stored.tap_ids, stored.a, settings.seed)
+    about = {"drafter": drafter, "verifier": verifier, "map": map_path, "states": states, "held_out": held_out}
+    with interruptible() as interrupted:
+        records = training.train(
+            begun.drafter,
+            begun.vocab_map,
+            begun.teacher,
+            stored,
+            settings,
+            held_out=read_states(held_out) if held_out else None,
+            out=out,
+            form=begun.form,
+            about=about,
+            stop=interrupted,
+        )
+        main_process, shown = training.is_main_process(), 0.0
+        for record in records:
+            if main_process and (record.phase == "held-out" or time.monotonic() - shown > EVERY):
+                shown = time.monotonic()
+                progress(record_text(record, begun.vocab_map.k))
+    if interrupted():
+        progress(f"stopped: the same command goes on from here ({out})")
+        raise KeyboardInterrupt
+    if main_process:
+        result = summary(out)
+        print(json.dumps(result, allow_nan=False) if as_json else f"trained {result['steps']} steps: {out / 'drafter'}")
 
 
 @app.command()

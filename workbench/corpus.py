@@ -302,7 +302,7 @@ def split(keys: Sequence[str], held_out: float = 0.1, seed: int = 0, slices: Seq
 
 
 def of_split(prompts: Sequence[Prompt], name: str) -> list[Prompt]:
-    """The records of a split: those whose `split` says so; where no record has one, `train` and `held-out` deal them by `split`."""
+    """The records of a split: those whose `split` says so; where no record has one, `train` and `heldout` deal them by `split`."""
     if not name:
         return list(prompts)
     named = [prompt.extra.get("split") for prompt in prompts]
@@ -310,8 +310,8 @@ def of_split(prompts: Sequence[Prompt], name: str) -> list[Prompt]:
         chosen = [prompt for prompt, at in zip(prompts, named, strict=True) if at == name]
     else:
         sides = split([prompt.key for prompt in prompts], slices=[prompt.slice for prompt in prompts])
-        chosen = [prompts[i] for i in dict(zip(("train", "held-out"), sides, strict=True)).get(name, [])]
+        chosen = [prompts[i] for i in dict(zip(("train", "heldout"), sides, strict=True)).get(name, [])]
     if not chosen:
-        known = sorted({str(at) for at in named if at}) or ["train", "held-out"]
+        known = sorted({str(at) for at in named if at}) or ["train", "heldout"]
         raise InputError(f"no record of {prompts[0].place.rpartition(':')[0]} is of split {name!r}: expected one of {', '.join(known)}")
     return chosen

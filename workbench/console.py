@@ -1,0 +1,72 @@
+"""What commands share: options made from settings, progress in words, a Ctrl-C that ends a run well. Imports nothing heavy."""
+
+import dataclasses
+import inspect
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from workbench.errors import InputError
+from workbench.train_settings import StepRecord
+
+EVERY = 5.0  # seconds between lines of progress
+
+
+def numbers(text: str, option: str) -> list[int] | None:
+    """Comma-separated whole numbers, None for nothing."""
+    try:
+        return [int(word) for word in text.split(",")] if text else None
+    except ValueError as error:
+        raise InputError(f"{option} {text!r} is no list of whole numbers: expected for example 2,15,27") from error
+
+
+def one_option_a_field(settings: type) -> Callable[[Callable], Callable]:
+    """Give a command an option for each field of a settings class, with its default and help, in place of its `**given`."""
+
+    def add(command: Callable) -> Callable:
+        kept = list(inspect.signature(command).parameters.values())[:-1]
+        options = [
+            inspect.Parameter(f.name, kept[-1].kind, default=f.default, annotation=Annotated[f.type, typer.Option(help=f.metadata["help"])])
+            for f in dataclasses.fields(settings)
+        ]
+        command.__signature__ = inspect.Signature([*kept, *options])
+        command.__annotations__ = {p.name: p.annotation for p in [*kept, *options]}
+        return command
+
+    return add
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within the block the first Ctrl-C or SIGTERM only makes the yielded question true; the second Ctrl-C is as ever."""
+    asked: list[int] = []
+
+    def ask(number: int, _frame: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def record_text(r: StepRecord, k: int) -> str:
+    """A line for a step record. k: draft vocabulary size."""
+    accuracy = " ".join(f"{a:.3f}" for a in r.full_acc_k)
+    losses = " ".join(f"{loss:.3f}" for loss in r.loss_k)
+    line = f"step {r.step:>6}  epoch {r.epoch:.2f}  {r.phase:<8}  loss {r.loss:.3f} ({losses})  full_acc {accuracy}"
+    if r.phase == "train":
+        return f"{line}  lr {r.lr:.2e}  {r.tokens_per_s:,.0f} tokens/s"
+    line += f"  coverage {r.coverage:.3f}  accept length {r.accept_length_simulated:.3f}{' (best)' if r.best else ''}"
+    if r.step == 0 and r.loss_k[0] > math.log(k):
+        line += (
+            f"\nloss_0 is above ln K = {math.log(k):.2f}, worse than guessing: suspect the data path (map, taps, verifier), not the weights"
+        )
+    return line
