@@ -7,6 +7,7 @@ commit, which every later read names. Names are those at the top of the folder; 
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ LARGEST_JSON = 200_000_000  # bytes; the index of the largest public models has 
 Span = tuple[int, int]  # start, stop in bytes
 
 
-class Place:
+class Place(ABC):
     """Files by name with their sizes, read by byte range.
 
     location: what to call it in messages. revision: the pinned commit of a hub place, else None. files: {name: size in bytes}.
@@ -40,9 +41,9 @@ class Place:
         self.gather(name, [(start, stop)], memoryview(out))
         return bytes(out)
 
+    @abstractmethod
     def gather(self, name: str, spans: Iterable[Span], out: memoryview) -> None:
         """Fill `out` with the spans of a file, one behind the other."""
-        raise NotImplementedError
 
     def where(self, name: str) -> str:
         """How a message names a file."""
