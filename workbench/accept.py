@@ -43,7 +43,7 @@ def expected_accept_length(rates: ArrayLike, kind: str = "joint", draft_tokens: 
     """
     if kind not in BASIS:
         raise InputError(f"rates of kind {kind!r} are not known: expected one of {', '.join(BASIS)}")
-    values = np.asarray(rates, dtype=np.float64)
+    values: Array = np.asarray(rates, dtype=np.float64)
     if values.ndim == 0:
         if draft_tokens is None or kind == "joint":
             raise InputError("one rate alone has no accept length: say that it is conditional, marginal or alpha, and give draft_tokens")
@@ -80,7 +80,7 @@ def prefix_rates(hits: ArrayLike, valid: ArrayLike | None = None) -> Array:
 def conditional_rates(prefix: ArrayLike) -> Array:
     """c_k = S_k / S_{k-1} [S]; 0 once nothing is alive."""
     after = np.asarray(prefix, dtype=np.float64)
-    before = np.concatenate([[1.0], after[:-1]])
+    before = np.concatenate([[1.0], after])[:-1]
     return np.divide(after, before, out=np.zeros_like(after), where=before > 0)
 
 
