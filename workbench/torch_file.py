@@ -51,10 +51,10 @@ def load_torch(place: Place, file: str, data: bool = True) -> Any:
 
     where = place.where(file)
     stream = io.BufferedReader(_RangeFile(place, file), 1 << 16)
-    if not zipfile.is_zipfile(stream):
-        raise _refused_pickle(place, file, place.read(file, 0, min(place.files[file], 1 << 24)))
-    stream.seek(0)
     try:
+        if not zipfile.is_zipfile(stream):  # raises on some damaged archives
+            raise _refused_pickle(place, file, place.read(file, 0, min(place.files[file], 1 << 24)))
+        stream.seek(0)
         return torch.load(stream, map_location="cpu" if data else "meta", weights_only=True)
     except pickle.UnpicklingError as error:
         raise _refused_pickle(place, file, _pickle_in_zip(stream), error) from error
