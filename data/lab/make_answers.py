@@ -26,6 +26,7 @@ from workbench.verifier import greedy, load_verifier
 MAX_NEW_TOKENS = 160
 LOOP = 16
 BATCH = 32
+SUCCESSOR_PROMPTS = 640  # every held-out prompt and an even share of each slice's others; the predecessor answers all
 
 
 def main() -> None:
@@ -38,6 +39,8 @@ def main() -> None:
 
     folder = lab.fetch(print) if args.verifier == "predecessor" else lab.successor_folder(print, args.out / "successor.safetensors")
     prompts = read_lines(args.out / "prompts.jsonl")
+    if args.verifier == "successor":
+        prompts = evenly(prompts, SUCCESSOR_PROMPTS)
     partial = lab.cache_folder() / f"answers-{folder.name}-{lab.sha256(args.out / 'prompts.jsonl')[:8]}.partial"
     partial.mkdir(exist_ok=True)
     done = finished(partial)
@@ -51,6 +54,17 @@ def main() -> None:
             out.write_text("".join(to_line(done[prompt["id"]]) for prompt in prompts), encoding="utf-8")
         shutil.rmtree(partial)
     print(f"{len(done)} of {len(prompts)} prompts answered")
+
+
+def evenly(prompts: list[dict], count: int) -> list[dict]:
+    """`count` of the prompts in their order: all held-out ones, and of the others the first ones of every slice in turn."""
+    slices: dict[str, int] = {}
+    ranked = []
+    for i, prompt in enumerate(prompts):
+        if prompt["split"] != "heldout":
+            slices[prompt["slice"]] = slices.get(prompt["slice"], 0) + 1
+        ranked.append((0 if prompt["split"] == "heldout" else slices[prompt["slice"]], i))
+    return [prompts[i] for i in sorted(i for _, i in sorted(ranked)[:count])]
 
 
 def finished(partial: Path) -> dict[str, dict]:
