@@ -20,47 +20,40 @@ LEAST_OVERLAP = 1e-5  # below it -log(alpha) is flat, as in speculators
 Metrics = dict[str, Tensor]
 
 
-def kl(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q), speculators' default: per row [n], and its gradient in the draft logits [n, K]."""
-    p = log_p.exp()
-    loss = (log_p - log_q).mul_(p).sum(-1)
-    return loss, log_q.exp().sub_(p)
+def kl(q: Tensor, p: Tensor, cross: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q), speculators' default."""
+    return cross - entropy, q - p
 
 
-def soft_ce(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+def soft_ce(q: Tensor, p: Tensor, cross: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy of q under p: KL plus p's entropy, with KL's gradient (SpecForge, EAGLE)."""
-    p = log_p.exp()
-    return -(p * log_q).sum(-1), log_q.exp() - p
+    return cross, q - p
 
 
-def _overlap(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Acceptance sum_v min(p, q) within the draft vocabulary [n], and its gradient in the draft logits."""
-    below = torch.where(q <= p, q, 0.0)
-    return torch.minimum(q, p).sum(-1), below - q * below.sum(-1, keepdim=True)
-
-
-def lk(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+def lk(q: Tensor, p: Tensor, cross: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
     """-log sum_v min(p, q) (LK loss, arXiv 2602.23881)."""
-    alpha, grad = _overlap(log_q.exp(), log_p.exp())
+    alpha, grad = _overlap(q, p)
     slope = torch.where(alpha > LEAST_OVERLAP, -1 / alpha, 0.0)
     return -alpha.clamp_min(LEAST_OVERLAP).log(), grad * slope.unsqueeze(-1)
 
 
-def lk_hybrid(log_q: Tensor, log_p: Tensor, eta: float = 3.0) -> tuple[Tensor, Tensor]:
+def lk_hybrid(q: Tensor, p: Tensor, cross: Tensor, entropy: Tensor, eta: float = 3.0) -> tuple[Tensor, Tensor]:
     """w KL + (1 - w) TV with w = exp(-eta alpha), w held constant in the gradient (same paper, its best eta)."""
-    divergence, divergence_grad = kl(log_q, log_p)
-    alpha, alpha_grad = _overlap(log_q.exp(), log_p.exp())
+    alpha, grad = _overlap(q, p)
     weight = torch.exp(-eta * alpha)
-    grad = weight.unsqueeze(-1) * divergence_grad - (1 - weight).unsqueeze(-1) * alpha_grad
-    return weight * divergence + (1 - weight) * (1 - alpha), grad
+    push = (q - p).mul_(weight.unsqueeze(-1)).sub_(grad.mul_((1 - weight).unsqueeze(-1)))
+    return weight * (cross - entropy) + (1 - weight) * (1 - alpha), push
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "kl": kl,
-    "soft_ce": soft_ce,
-    "lk": lk,
-    "lk_hybrid": lk_hybrid,
-}
+def _overlap(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Acceptance sum_v min(p, q) within the draft vocabulary [n], and its gradient in the draft logits [n, K]."""
+    below = torch.where(q <= p, q, 0.0)
+    return torch.minimum(q, p).sum(-1), below.sub_(q * below.sum(-1, keepdim=True))
+
+
+# Each takes q, p [n, K], the cross entropy -sum p log q [n] and p's entropy [n], and returns the loss of each row [n] beside its gradient
+# in the draft logits [n, K].
+OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"kl": kl, "soft_ce": soft_ce, "lk": lk, "lk_hybrid": lk_hybrid}
 
 
 class Vocabulary(NamedTuple):
@@ -130,18 +123,21 @@ def score_pairs(
         at = teacher[a:b] - first
         z = (states[first : first + size] @ rows.T).to(exact)  # [c, K or V]
         if ids is not None:
-            full = z[:, ids] - torch.logsumexp(z, -1, keepdim=True)  # [c, K] log p over V
-            top[a:b] = z.argmax(-1)[at]
-            covered[a:b] = full.exp().sum(-1)[at]
-            z = full
+            full = z.index_select(1, ids).sub_(torch.logsumexp(z, -1, keepdim=True)).exp_()  # [c, K] p over V
+            top[a:b], covered[a:b] = z.argmax(-1)[at], full.sum(-1)[at]
+            z = z.index_select(1, ids)
         label[a:b] = z.argmax(-1)[at]
-        log_p = torch.log_softmax(z, -1)[at]  # [n, K]
-        log_q = (hidden[a:b] @ head.T).to(exact)
-        pred[a:b] = log_q.argmax(-1)
-        log_q = torch.log_softmax(log_q, -1)
+        log_p = torch.log_softmax(z, -1)
+        p = log_p.exp()
+        entropy = -torch.linalg.vecdot(p, log_p)[at]
+        p = p.index_select(0, at)  # [n, K]
+        z = (hidden[a:b] @ head.T).to(exact)
+        highest, pred[a:b] = z.max(-1)
+        q = torch.softmax(z, -1)
+        lse = highest - q.gather(1, pred[a:b, None]).squeeze(1).log()
         if ids is not None:
-            alpha[a:b] = torch.minimum(full[at], log_q).exp().sum(-1)
-        loss[a:b], grad = OBJECTIVES[objective](log_q, log_p)
+            alpha[a:b] = torch.minimum(full.index_select(0, at), q).sum(-1)
+        loss[a:b], grad = OBJECTIVES[objective](q, p, lse - torch.linalg.vecdot(p, z), entropy)
         if grad_hidden or grad_head:
             grad = grad.mul_(weights[a:b].unsqueeze(-1)).to(hidden.dtype)
         if grad_hidden:

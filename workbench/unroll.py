@@ -61,7 +61,7 @@ def unroll(drafter: "Drafter", batch: Batch, steps: int) -> Unrolled:
     plan = _Plan.make(batch, steps, drafter.config.sliding_window)
     ids = F.pad(batch.next_ids, (0, steps))  # [B, T + S]
     positions = batch.positions.flatten()
-    hidden = drafter.fuse(batch.taps.flatten(0, 1)[plan.visible])  # [N, H]
+    hidden = drafter.fuse(batch.taps.flatten(0, 1).index_select(0, plan.visible))  # [N, H]
     embeds = drafter.embed_tokens(batch.next_ids.flatten()[plan.visible])
     rope = drafter.rope(positions[plan.visible])
     caches = []
@@ -70,7 +70,7 @@ def unroll(drafter: "Drafter", batch: Batch, steps: int) -> Unrolled:
         x, residual = layer.enter(embeds, hidden)
         keys, values = (part.transpose(0, 1).contiguous() for part in layer.self_attn.keys_values(x, rope))
         caches.append(_StepKeys(keys, values))
-        chosen = [part if spans is plan.every else part[plan.rows] for part in (x, residual, *rope)]
+        chosen = [part if spans is plan.every else part.index_select(0, plan.rows) for part in (x, residual, *rope)]
         q = layer.self_attn.queries(chosen[0], (chosen[2], chosen[3]))  # [R, G, g, D]
         hidden = layer.leave(chosen[1], caches[-1].attend(q, spans, layer.self_attn.scale))
     outputs = []
@@ -86,7 +86,7 @@ def unroll(drafter: "Drafter", batch: Batch, steps: int) -> Unrolled:
                 hidden = layer.leave(residual, cache.attend(q, plan.needed, layer.self_attn.scale))
         hidden, normed = drafter.finish(hidden)
         outputs.append(normed)
-    return Unrolled(torch.cat(outputs)[plan.pairs], **plan.labels)  # [S * R, H] -> [P, H]
+    return Unrolled(torch.cat(outputs).index_select(0, plan.pairs), **plan.labels)  # [S * R, H] -> [P, H]
 
 
 class _StepKeys:

@@ -121,7 +121,7 @@ def make_case(name: str) -> Case:
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     """Metrics and gradients of speculators for every case, from one process of its own."""
-    assert PEER.is_file(), f"no Python with speculators at {PEER}: run `make peers`, or set WORKBENCH_SPECULATORS_PYTHON"
+    assert PEER.is_file(), f"no Python with speculators at {PEER}: `make test` sets one up; or set WORKBENCH_SPECULATORS_PYTHON"
     folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
     for name, folder in folders.items():
         case = make_case(name)
