@@ -28,7 +28,8 @@ from workbench.checkpoint import open_drafter, open_verifier, write_checkpoint
 from workbench.errors import InputError
 from workbench.mapfiles import read_map
 from workbench.mapping import VocabMap
-from workbench.remap import alternatives, initialised_rows, plan, remap
+from workbench.remap import initialised_rows, remap
+from workbench.remap_plan import alternatives, plan
 
 V, H = 64, 16
 
@@ -173,7 +174,7 @@ def test_the_record_says_what_each_row_came_from(tmp_path: Path) -> None:
     report = remap(parent, vocabulary([60, 2, 33]), out=tmp_path / "out", verifier=verifier, init="verifier", counts=np.arange(V))
     record = json.loads((tmp_path / "out" / "remap.json").read_text())
     assert record["sha256"] == hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest() == report["sha256"]
-    assert record["maps"]["parent"] == {"k": 3, "v": V, "fingerprint": read_map(parent).fingerprint}
+    assert record["maps"]["parent"] == {"k": 3, "v": V, "fingerprint": read_map(parent).fingerprint, "assumption": ""}
     assert record["maps"]["target"]["fingerprint"] == read_map(tmp_path / "out").fingerprint
     assert np.load(tmp_path / "out" / record["source_rows"]).tolist() == [1, -1, 2]
     assert initialised_rows(tmp_path / "out").tolist() == [False, True, False]

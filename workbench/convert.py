@@ -186,5 +186,5 @@ def _speculators_config(source: DrafterCheckpoint, model: VerifierCheckpoint, fa
             "verifier": {"name_or_path": model.location, "architectures": model.config.get("architectures") or []},
         },
         "transformer_layer_config": layer,
-        "torch_dtype": layer["torch_dtype"],
+        "dtype": layer["torch_dtype"],
     }

@@ -2,8 +2,7 @@
 
 Notable:
 * A head's row means the token that its map gives it, so a new map without moved rows asks every row for another token. Rows here travel by
-  token: the row of a shared token is copied bit for bit, whatever the position. The new rows are in ascending order of their ids, because
-  trainers build the teacher from t2d, which knows no other order.
+  token (remap_plan.py): the row of a shared token is copied bit for bit.
 * Streaming: tensors pass through in pieces, head rows `initialise.CHUNK` at a time. The dialect and all names stay.
 * `remap.json` beside the weights records both maps, the sha256 of the weights and how each missing row was made; `remap_rows.npy` holds the
   parent's row of each new one, -1 where it was made. With both, anyone can prove later which map the head follows.
@@ -16,7 +15,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +28,7 @@ from workbench.initialise import Rows, chunks
 from workbench.lineage import HeadRows, lineage
 from workbench.mapfiles import map_from_tensors, read_raw
 from workbench.mapping import VocabMap
+from workbench.remap_plan import Plan, alternatives, plan
 from workbench.runs import atomic_folder, check_destination
 from workbench.weights import DTYPES, TensorInfo, narrow, stored_pieces, widen
 
@@ -38,69 +37,6 @@ NEEDS_VERIFIER = ("verifier", "ridge", "procrustes", "omp", "logit-ls", "stitch"
 NEEDS_STATES = ("logit-ls", "stitch")
 RECORD, SOURCES = "remap.json", "remap_rows.npy"
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Where each new row comes from. target: the new map, ascending. source: int64 [K_new], the parent's row or -1."""
-
-    parent: VocabMap
-    target: VocabMap
-
-    @property
-    def source(self) -> np.ndarray:
-        return self.parent.row_of[self.target.ids]
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Target ids of the rows that must be made, ascending."""
-        return self.target.ids[self.source < 0]
-
-    @property
-    def shared(self) -> np.ndarray:
-        """Target ids of the rows that are carried over, ascending."""
-        return self.target.ids[self.source >= 0]
-
-    def counts(self) -> dict[str, int]:
-        """Rows in all, carried over (at the same index, at another), and made."""
-        kept = int((self.source >= 0).sum())
-        same = int((self.source == np.arange(self.target.k)).sum())
-        return {
-            "rows_total": self.target.k,
-            "rows_kept": kept,
-            "rows_moved": kept - same,
-            "rows_same_position": same,
-            "rows_initialised": self.target.k - kept,
-        }
-
-
-def plan(parent: VocabMap, to: VocabMap) -> Plan:
-    """The plan for carrying a head from one map to another; InputError when they are not of one target vocabulary or share no token."""
-    made = Plan(parent, VocabMap(np.sort(parent.compare(to).b.ids), to.v))
-    if not len(made.shared):
-        raise InputError(
-            f"the two maps (K = {parent.k} and {to.k}) have no token in common: nothing can be carried over; is it the right map?"
-        )
-    return made
-
-
-def alternatives(parent: VocabMap, to: VocabMap, counts: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """The three ways to serve the new text: keep the old vocabulary, move to the new one, or a full head (expand to V, prune at export).
-
-    Each with rows, rows to make, size relative to the parent's head and, given counts (integer [V] or [slices, V]), its coverage: the
-    share of tokens that it can propose at all, which no training can pass.
-    """
-    full = VocabMap(np.arange(parent.v), parent.v)
-    return [
-        {
-            "name": name,
-            "rows": m.k,
-            "rows_initialised": m.k - len(parent.compare(m).shared_ids),
-            "head_size": m.k / parent.k,
-            "coverage": None if counts is None else m.coverage(counts),
-        }
-        for name, m in (("keep", parent), ("remap", to), ("full", full))
-    ]
 
 
 class Method(NamedTuple):
@@ -342,7 +278,8 @@ def _record(
 ) -> dict[str, Any]:
     """What remap.json says, less the checksum and the time."""
     maps = {
-        name: {"k": m.k, "v": m.v, "fingerprint": m.fingerprint} for name, m in (("parent", planned.parent), ("target", planned.target))
+        name: {"k": m.k, "v": m.v, "fingerprint": m.fingerprint, "assumption": m.assumption}
+        for name, m in (("parent", planned.parent), ("target", planned.target))
     }
     return {
         **planned.counts(),
