@@ -89,3 +89,18 @@ def write_small_case(folder: Path) -> dict[str, str]:
     child = np.sort(rng.choice(900, 300, replace=False))
     parent = np.concatenate([child[:40], rng.permutation(np.concatenate([child[60:], np.arange(900, 930)]))[:240]])
     return write_case(folder, parent, child, v=1000)
+
+
+CASES = {"founding": (write_founding_case, {}), "small": (write_small_case, {"slice": "code", "k": 120, "rows": 40, "labelled": 280})}
+
+
+def run_once(base: Path, name: str) -> tuple[Path, dict[str, object]]:
+    """The run folder of notebook 1 on a case and the parameters that it was given; run once a test session (base: its folder)."""
+    from workbench.report import run_notebook
+
+    write, more = CASES[name]
+    folder, made = base / f"overlap-{name}", base / f"overlap-{name}-inputs"
+    if not folder.exists():
+        run_notebook("01_vocab_overlap", {**write(made), **more}, "", folder)
+    parameters = json.loads((folder / "parameters.json").read_text())
+    return folder, parameters

@@ -36,7 +36,7 @@ def headline(view: Overlap) -> Exhibit:
     bars = [[c.same_position] * 2, [shared - c.same_position] * 2, [c.b.k - shared, c.a.k - shared]]
     names = ["same token in the same row", "shared token, in another row", "token of this map only"]
     traces = [
-        _bar(
+        bar(
             ["child", "parent"], counts, name, n, f"%{{y}}: %{{x:,}} rows, {name}", text=[f"{count:,}" if count else "" for count in counts]
         )
         for n, (counts, name) in enumerate(zip(bars, names, strict=True))
@@ -48,7 +48,7 @@ def headline(view: Overlap) -> Exhibit:
     return plot(title, _meaning(view), traces, x="head rows", height=250, **style)
 
 
-def _bar(names: list[str], values: list | np.ndarray, label: str, meets: int, hover: str, **more: Any) -> dict[str, Any]:
+def bar(names: list[str], values: list | np.ndarray, label: str, meets: int, hover: str, **more: Any) -> dict[str, Any]:
     """One segment of stacked bars; `meets` picks colour and pattern, so that they mean the same in every figure."""
     pattern = {"shape": MEETS[meets][2], "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.6)", "size": 7, "solidity": 0.2}
     marker = {"color": MEETS[meets][1], "pattern": pattern}
@@ -227,7 +227,7 @@ def labels(view: Overlap) -> Exhibit:
     names = ["", *view.slices]
     shares = 100 * np.array([view.label_shares(name) for name in names])  # percent, [slices + 1, 4]
     shown = ["all text", *(plot_text(name) for name in view.slices)]
-    traces = [_bar(shown, figures.compact(shares[:, n]), name, n, f"%{{y}}: %{{x:.2f}} %, {name}") for n, (name, _, _) in enumerate(MEETS)]
+    traces = [bar(shown, figures.compact(shares[:, n]), name, n, f"%{{y}}: %{{x:.2f}} %, {name}") for n, (name, _, _) in enumerate(MEETS)]
     wrong = view.wrong_label_share()
     sentence = (
         f"Of the {view.unit}, {shares[0, RIGHT]:.1f} % meet the right row; permuting rows cures {shares[0, MOVED]:.1f} %, initialising new "
@@ -299,7 +299,7 @@ def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Exhib
         found = (i for i, token in enumerate(view.tokens or ()) if (query in show_token(token) if "\\" in query else raw in token))
         ids = np.array(list(found), dtype=np.int64)
     ids = view.by_frequency(ids[ids < view.comparison.a.v], slice)
-    title = f"{len(ids):,} tokens match {query}" if ids.size else f"No token matches {query}"
+    title = f"Tokens that match {query}: {len(ids):,}" if ids.size else f"No token matches {query}"
     sentence = "Spaces at an edge are written ␣, other invisible characters as \\n, \\u202e or \\xff; a number is looked up as an id."
     return _tokens(view, ids, "token id rank count parent child means", title, sentence, slice, rows)
 

@@ -39,6 +39,7 @@ from workbench.runs import RunFolder, atomic_file, check_destination
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 3600  # papermill's own default is to wait for ever
 START_SECONDS = 120
 HEADING = re.compile(r'<h2 id="([^"]+)">(.*?)<a class="anchor-link"', re.DOTALL)
@@ -139,6 +140,7 @@ def _execute(path: Path, executed: Path, values: dict[str, Any], reached: list[i
         executed,
         parameters=values,
         kernel_name="python3",
+        language="python",
         progress_bar=False,
         start_timeout=START_SECONDS,
         execution_timeout=cell_seconds,
@@ -228,6 +230,8 @@ def _prepare(notebook: nbformat.NotebookNode, status: dict[str, Any]) -> tuple[s
         if _tags(cell, "parameters", "injected-parameters", "setup") and not cell.metadata.get("failed"):
             setup.append(cell.source)
         elif not _tags(cell, "interactive"):
+            if "outputs" in cell:
+                cell.outputs = [output for output in cell.outputs if WIDGET_MIME not in output.get("data", {})]
             for m, output in enumerate(cell.get("outputs", [])):
                 if PLOTLY_MIME in output.get("data", {}):
                     drawing = figures.figure_html(output.data[PLOTLY_MIME], f"figure-{n}-{m}")

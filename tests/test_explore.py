@@ -1,0 +1,125 @@
+"""Live controls, driven as a front end would: by setting values. No kernel and no browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import ipywidgets as widgets
+import pytest
+from plotly.graph_objects import FigureWidget
+
+from tests import overlap_cases
+from workbench import explore, figures
+from workbench.errors import InputError
+from workbench.overlap import open_overlap
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """No control remembers another test's value."""
+    explore._remembered.clear()
+    yield
+    explore._remembered.clear()
+
+
+def find(box: widgets.Widget, kind: type) -> list:
+    """Every widget of a kind below a box, in order."""
+    found = [box] if isinstance(box, kind) else []
+    return found + [w for child in getattr(box, "children", ()) for w in find(child, kind)]
+
+
+def draw(k: int) -> list[figures.Exhibit]:
+    """One figure whose bar is k; a refusal at 13, a bug at 14, another kind of trace at 15."""
+    if k == 13:
+        raise InputError("k = 13 brings <b>bad luck</b>: choose another")
+    kind = "scatter" if k == 15 else "bar"
+    return [figures.plot(f"k is {k}", f"The bar is {1 // (14 - k) + k}.", [figures.trace(kind, x=[0], y=[k])], x="x")]
+
+
+def test_a_change_redraws_the_same_figure() -> None:
+    """The figure on the screen is updated in place, with its title and sentence."""
+    slider = widgets.IntSlider(value=1, continuous_update=False)
+    box = explore.live(draw, k=slider)
+    (figure,) = find(box, FigureWidget)
+    slider.value = 7
+    assert find(box, FigureWidget) == [figure]
+    assert figure.data[0].y == (7,)
+    assert figure.layout.title.text == "k is 7"
+    assert "The bar is 7." in find(box, widgets.HTML)[-1].value
+
+
+def test_a_mistake_is_a_sentence_and_leaves_the_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal and a bug both appear under the controls, escaped; the next good value clears them."""
+    slider = widgets.IntSlider(value=1)
+    box = explore.live(draw, k=slider)
+    message, (figure,) = find(box, widgets.HTML)[0], find(box, FigureWidget)
+    slider.value = 13
+    assert "k = 13 brings &lt;b&gt;bad luck&lt;/b&gt;" in message.value
+    slider.value = 14
+    assert "ZeroDivisionError" in message.value
+    assert figure.data[0].y == (1,)
+    slider.value = 2
+    assert message.value == ""
+    assert figure.data[0].y == (2,)
+
+
+def test_controls_that_start_on_a_mistake_draw_once_it_is_mended() -> None:
+    """A first value that is refused shows the sentence, and the figure appears with the first good value."""
+    slider = widgets.IntSlider(value=13)
+    box = explore.live(draw, k=slider)
+    assert find(box, FigureWidget) == []
+    slider.value = 3
+    assert find(box, FigureWidget)[0].data[0].y == (3,)
+
+
+def test_another_kind_of_trace_replaces_the_figure() -> None:
+    """A bar cannot become a line in place: the figure is exchanged."""
+    slider = widgets.IntSlider(value=1)
+    box = explore.live(draw, k=slider)
+    slider.value = 15
+    (figure,) = find(box, FigureWidget)
+    assert figure.data[0].type == "scatter"
+
+
+def test_values_survive_running_the_cell_again() -> None:
+    """A control of the same name starts where the last one was, unless it can no longer have that value."""
+    first = explore.remembered("choice", widgets.Dropdown(options=["a", "b"], value="a"))
+    first.value = "b"
+    assert explore.remembered("choice", widgets.Dropdown(options=["a", "b"], value="a")).value == "b"
+    assert explore.remembered("choice", widgets.Dropdown(options=["a", "c"], value="a")).value == "a"
+
+
+def test_a_path_field_completes_and_waits_for_enter(tmp_path: Path) -> None:
+    """Neighbours are offered, folders with a slash; nothing happens on a keystroke."""
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "map.pt").write_text("")
+    field = explore.path_field("parent", str(tmp_path / "ma"))
+    assert field.options == (str(tmp_path / "map.pt"), f"{tmp_path / 'maps'}/")
+    assert field.continuous_update is False
+    (tmp_path / "maps" / "a").write_text("")
+    field.value = f"{tmp_path / 'maps'}/"
+    assert field.options == (str(tmp_path / "maps" / "a"),)
+
+
+def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
+    """Picking another parent redraws all three panels from one reading; a wrong path is a sentence in each; controls wait for the end."""
+    given = overlap_cases.write_small_case(tmp_path)
+    live = explore.OverlapExplorer(open_overlap(**given))
+    positions, coverage, tokens = live.positions(50), live.coverage(), live.tokens()
+    headline = find(positions, FigureWidget)[0]
+    assert headline.layout.title.text.startswith("41 of 280 rows")
+    live.parent.value = given["child"]
+    assert headline.layout.title.text.startswith("All 300 rows")
+    assert "parent 88.5 %" in find(coverage, FigureWidget)[0].layout.title.text
+    live.parent.value = str(tmp_path / "nowhere")
+    for panel in (positions, coverage, tokens):
+        assert "nowhere" in find(panel, widgets.HTML)[0].value
+    live.parent.value = given["parent"]
+    live.slice.value = "code"
+    assert "of code;" in find(coverage, FigureWidget)[0].layout.title.text
+    slider = find(coverage, widgets.SelectionSlider)[0]
+    slider.value = slider.options[0][1]
+    assert f"The {slider.value:,} most frequent" in find(coverage, FigureWidget)[0].layout.title.text
+    (search,) = (field for field in find(tokens, widgets.Text) if field.description == "search")
+    search.value = "script"
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in find(tokens, widgets.HTML)[1].value
+    assert not any(getattr(control, "continuous_update", False) for panel in (coverage, tokens) for control in find(panel, widgets.Widget))
