@@ -247,7 +247,7 @@ def speed_break_even(served: Served, where: str) -> list[Finding]:
     cost = round_cost(served.accept_length, speed, baseline)
     needed = constant_rate(cost, n) if cost <= n + 1 else None
     wanted = f"{needed:.3f} acceptance a step" if needed else f"more than {n} draft tokens can give"
-    title = f"{served.name}: accept length {served.accept_length:g} cannot win at {cost:.2f} decoding steps a round; needed is {wanted}"
+    title = f"{served.name}: break-even is accept length {cost:.2f} ({wanted}), so {served.accept_length:g} cannot win"
     suspects = [
         "too many draft tokens: a verify pass over more tokens reads more experts",
         "a slow draft step (tensor-parallel drafter, no graph, large head)",

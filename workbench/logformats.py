@@ -178,6 +178,19 @@ SGLANG_LINE = re.compile(
 )
 
 
+class _Numbers(dict[bytes, float]):
+    """Numbers by their digits: a log repeats few, and looking one up is three times as fast as reading it."""
+
+    def __missing__(self, digits: bytes) -> float:
+        if len(self) > 2**16:
+            self.clear()
+        number = self[digits] = float(digits)
+        return number
+
+
+_numbers = _Numbers()
+
+
 def sglang(block: bytes) -> tuple[dict[str, np.ndarray], int]:
     """`Decode batch` lines of a block of whole lines as columns [n]. accept_rate is as printed: its convention is decided later.
 
@@ -188,7 +201,7 @@ def sglang(block: bytes) -> tuple[dict[str, np.ndarray], int]:
     if len(fields["tokens_per_s"]) != lines or any(len(found) not in (0, lines) for found in fields.values()):
         whole = SGLANG_LINE.findall(block)
         lines, fields = len(whole), {name: [line[i] or b"nan" for line in whole] for i, name in enumerate(SGLANG_FIELDS)}
-    return {name: np.fromiter(map(float, found), np.float64, lines) for name, found in fields.items() if found}, lines
+    return {name: np.fromiter(map(_numbers.__getitem__, found), np.float64, lines) for name, found in fields.items() if found}, lines
 
 
 # ------------------------------------------------------------------------------------------------ engines' counters and requests

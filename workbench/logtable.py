@@ -1,8 +1,8 @@
 """A log as one table whose columns are defined, and the collector that keeps it small.
 
-Notable: a table never holds more than a few ten thousand rows. Longer logs are pooled in neighbouring pairs, again and again as rows
-come in: counts add up, everything else is a mean weighted by verify passes, by running requests where passes are not told (a server
-logs at a fixed number of steps, so they are proportional), else by lines.
+Notable: a table never holds more than a few ten thousand rows. Whenever it would, neighbouring rows are pooled in pairs, and so are all
+that follow, so the rows of a split stand for about as many lines each. Counts add up, everything else is a mean weighted by verify passes,
+by running requests where passes are not told (a server logs at a fixed number of steps, so they are proportional), else by lines.
 """
 
 from collections.abc import Mapping
@@ -128,6 +128,7 @@ class Collector:
         self._rows: list[Row] = []
         self._blocks: list[dict[str, Column]] = []
         self._held = 0
+        self._lines_a_row: dict[str, int] = {}  # of each split that was pooled
         self._printed: dict[str, Column] = {}  # the first block as it was printed
 
     def add_row(self, row: Row, used: int = 1) -> None:
@@ -168,10 +169,14 @@ class Collector:
         for name in ("running", "passes"):
             if name in columns:
                 weight = np.where(np.nan_to_num(columns[name]) > 0, columns[name], weight)
-        self._blocks.append({**columns, "lines": np.ones(rows), "weight": weight})
-        self._held += rows
-        if self._held > 2 * ROWS:
-            self._blocks = [_halved(_joined(self._blocks))]
+        block = _pooled({**columns, "lines": np.ones(rows), "weight": weight}, self._lines_a_row)
+        self._blocks.append(block)
+        self._held += len(block["split"])
+        while self._held > 2 * ROWS:
+            whole = _joined(self._blocks)
+            long = [str(split) for split, count in zip(*np.unique(whole["split"], return_counts=True), strict=True) if count > ROWS / 2]
+            self._lines_a_row |= {split: 2 * self._lines_a_row.get(split, 1) for split in long}
+            self._blocks = [_pooled(whole, dict.fromkeys(long, 2))]
             self._held = len(self._blocks[0]["split"])
 
 
@@ -181,32 +186,30 @@ def _joined(blocks: list[dict[str, Column]]) -> dict[str, Column]:
     return {name: np.concatenate([block.get(name, np.full(len(block["split"]), np.nan)) for block in blocks]) for name in names}
 
 
-def _halved(columns: dict[str, Column]) -> dict[str, Column]:
-    """Pool neighbouring pairs of each split that has more than ROWS / 2 rows until at most ROWS are left altogether."""
+def _pooled(columns: dict[str, Column], sizes: Mapping[str, int]) -> dict[str, Column]:
+    """Pool so many neighbouring rows of each split into one (a split that is not named keeps its rows)."""
     split, weight = columns["split"], columns["weight"]
-    while len(split) > ROWS:
-        into = np.arange(len(split))  # [rows] the row that each goes into
-        for value in np.unique(split):
-            at = np.flatnonzero(split == value)
-            if len(at) > ROWS / 2:
-                into[at] = at[np.arange(len(at)) // 2 * 2]
-        _, into = np.unique(into, return_inverse=True)
-        last = np.zeros(into.max() + 1, dtype=np.int64)
-        last[into] = np.arange(len(into))
-        pooled = {}
-        for name, column in columns.items():
-            told = np.isfinite(column) if name != "split" else np.ones(len(column), dtype=bool)
-            if name == "split" or name in LASTS:
-                pooled[name] = column[last]
-            elif name in SUMS:
-                pooled[name] = np.bincount(into, np.where(told, column, 0))
-            else:
-                total = np.bincount(into, weight * told)
-                pooled[name] = np.divide(
-                    np.bincount(into, weight * np.where(told, column, 0)), total, out=np.full(len(total), np.nan), where=total > 0
-                )
-        columns, split, weight = pooled, pooled["split"], pooled["weight"]
-    return columns
+    first = np.arange(len(split))  # [rows] the row that each goes into
+    for value, size in sizes.items():
+        at = np.flatnonzero(split == value)
+        first[at] = at[np.arange(len(at)) // size * size]
+    starts = first == np.arange(len(first))
+    if starts.all():
+        return columns
+    into = (np.cumsum(starts) - 1)[first]  # [rows] its place among the rows that are left
+    last = np.zeros(into.max() + 1, dtype=np.int64)
+    last[into] = np.arange(len(into))
+    pooled = {}
+    for name, column in columns.items():
+        if name == "split" or name in LASTS:
+            pooled[name] = column[last]
+            continue
+        told = np.isfinite(column)
+        share = told if name in SUMS else weight * told
+        total = np.bincount(into, np.where(told, column, 0) * share)
+        counted = np.bincount(into, share)
+        pooled[name] = total if name in SUMS else np.divide(total, counted, out=np.full(len(total), np.nan), where=counted > 0)
+    return pooled
 
 
 def _definition(name: str, source: str) -> str:
