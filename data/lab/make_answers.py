@@ -1,7 +1,8 @@
-"""Write answers-predecessor.jsonl or answers-successor.jsonl: the verifier's own greedy answer to every prompt.
+"""Write answers-predecessor.jsonl or answers-successor.jsonl: a verifier's own greedy answers.
 
     python data/lab/make_answers.py predecessor|successor [--processes 2] [--limit 256] [--out FOLDER]
 
+The predecessor answers every prompt, the successor 640 of them (every held-out one, and an even share of each slice's others).
 float32, at most 160 new tokens. `answer_ids` are the exact ids that the verifier wrote, `messages` the chat with the answer's text as its
 last turn, `ended` what ended the answer: "end" (the end token, included in the ids), "length", or "loop": small models repeat themselves
 without end when decoded greedily, so an answer is cut as soon as its last 16 tokens stood in it before. About 10 minutes a verifier on two
