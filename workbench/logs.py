@@ -76,7 +76,7 @@ def _read_text(path: Path) -> LogTable:
     blocks = _blocks(path, table)
     for block in blocks:
         plain = logformats.ESCAPES.sub("", block.decode("latin-1")).encode("latin-1") if b"\x1b" in block else block
-        hits = [(found.start(), source, kind) for source, kind, mark in TEXT_FORMATS if (found := mark.search(plain))]
+        hits = _marks(plain[: 2**16]) or _marks(plain)  # the first lines mostly do, and eight searches of a whole block take a while
         if hits:
             _, source, kind = min(hits)
             break
@@ -93,6 +93,11 @@ def _read_text(path: Path) -> LogTable:
         for row, used in LINE_PARSERS[source](lines_of):
             table.add_row(row, used)
     return table.finish(source, kind, str(path))
+
+
+def _marks(text: bytes) -> list[tuple[int, str, str]]:
+    """(place, source, kind) of the first line of each format."""
+    return [(found.start(), source, kind) for source, kind, mark in TEXT_FORMATS if (found := mark.search(text))]
 
 
 def _blocks(path: Path, table: Collector) -> Iterator[bytes]:
