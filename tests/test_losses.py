@@ -179,14 +179,14 @@ def by_definition(mask: Tensor, steps: int, right: Tensor, hit: Tensor) -> dict[
     """speculators' counts as its text says them, over arrays right, hit [S, B, T] of every row, and prefix_k by counting chains."""
     out, width, alive = {}, mask.shape[1], mask.clone()
     for k in range(steps):
-        seen = mask[:, k:]
-        before = alive[:, : width - k]
+        seen, left = mask[:, k:], max(width - k, 0)
+        before = alive[:, :left]
         total = before.sum().item()
-        before &= right[k, :, : width - k]
+        before &= right[k, :, :left]
         good = (before & seen).sum().item()
         out[f"full_acc_{k}"], out[f"cond_acc_{k}"] = [good, seen.sum().item()], [good, total]
-        out[f"acc_{k}"] = [(hit[k, :, : width - k] & seen).sum().item(), seen.sum().item()]
-        chains = [(b, t) for b in range(len(mask)) for t in range(width - k) if mask[b, t : t + k + 1].all()]
+        out[f"acc_{k}"] = [(hit[k, :, :left] & seen).sum().item(), seen.sum().item()]
+        chains = [(b, t) for b in range(len(mask)) for t in range(left) if mask[b, t : t + k + 1].all()]
         out[f"prefix_{k}"] = [sum(all(hit[j, b, t] for j in range(k + 1)) for b, t in chains), len(chains)]
     return out
 

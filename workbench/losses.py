@@ -142,7 +142,9 @@ def score_pairs(
             grad = grad.mul_(weights[a:b].unsqueeze(-1)).to(hidden.dtype)
         if grad_hidden:
             d_hidden[a:b] = grad @ head
-        if grad_head:
+        if grad_head and hidden.dtype == exact:
+            d_head.addmm_(grad.T, hidden[a:b])  # in place: [K, H] is large
+        elif grad_head:
             d_head += grad.T @ hidden[a:b]
     value += (loss * weights).sum()
     return value, loss, pred, label, top, alpha, covered, d_hidden, d_head.to(head.dtype)
