@@ -8,7 +8,6 @@ Notable:
 * speculators takes its teacher from the verifier's path in the config, and the embedding from the file.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from workbench.checkpoint import DrafterCheckpoint, VerifierCheckpoint, open_drafter, open_verifier, write_checkpoint
 from workbench.errors import InputError
 from workbench.mapping import VocabMap
-from workbench.runs import atomic_folder, check_destination
+from workbench.runs import atomic_folder, check_destination, sha256_flushed
 from workbench.targets import TARGETS, Facts, Target, check
 from workbench.weights import stored_pieces
 
@@ -55,8 +54,7 @@ def convert(
     with atomic_folder(out) as folder:
         tensors = _entries(source, model, target, facts, names, progress)
         (weights,) = write_checkpoint(folder, tensors, written_config(source, model, target, facts))
-        with weights.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_flushed(weights)
     return {
         "from": source.dialect,
         "to": to,

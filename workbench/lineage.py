@@ -212,7 +212,7 @@ class Follows:
     margin: float
 
 
-def which_map(head: HeadRows, a: VocabMap, b: VocabMap, reference: Rows, known: np.ndarray, size: int = SAMPLE) -> Follows:
+def which_map(head: HeadRows, a: VocabMap, b: VocabMap, reference: Rows, known: np.ndarray, size: int = SAMPLE // 2) -> Follows:
     """Whether the rows of a head follow map `a` or `b`, both of its K rows, by a reference head whose rows are known by token.
 
     reference: rows by target id, of the parent's head or a verifier's. known: bool [V], the ids that it has. Only rows count for which the

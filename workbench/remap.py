@@ -8,11 +8,9 @@ Notable:
   parent's row of each new one, -1 where it was made. With both, anyone can prove later which map the head follows.
 """
 
-import hashlib
 import json
 import platform
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -29,8 +27,8 @@ from workbench.lineage import HeadRows, lineage
 from workbench.mapfiles import map_from_tensors, read_raw
 from workbench.mapping import VocabMap
 from workbench.remap_plan import Plan, alternatives, plan
-from workbench.runs import atomic_folder, check_destination
-from workbench.weights import DTYPES, TensorInfo, narrow, stored_pieces, widen
+from workbench.runs import atomic_folder, check_destination, sha256_flushed
+from workbench.weights import DTYPES, TensorInfo, narrow, stored_pieces
 
 INITS = ("auto", "verifier", "mean", "random", "ridge", "procrustes", "omp", "logit-ls", "stitch")
 NEEDS_VERIFIER = ("verifier", "ridge", "procrustes", "omp", "logit-ls", "stitch")
@@ -89,8 +87,7 @@ def remap(
         entries = _entries(parent, planned, head, _rows(planned, head, old, method.rows, progress))
         (weights,) = write_checkpoint(folder, entries, _config(parent, planned.target, model))
         progress("checksum")
-        with weights.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_flushed(weights)
         np.save(folder / SOURCES, planned.source.astype(np.int32))
         record = _record(parent, planned, method, model, out, seed) | {"sha256": digest, "seconds": round(time.monotonic() - begun, 2)}
         record["alternatives"] = choices
@@ -248,7 +245,7 @@ def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: 
         bits[source >= 0] = old.checkpoint.stored("lm_head.weight", source[source >= 0])
         if (source < 0).any():
             bits[source < 0] = narrow(made(ids[source < 0]), head.dtype)
-        wrong = np.flatnonzero(~np.isfinite(widen(bits, head.dtype)).all(axis=1))
+        wrong = np.flatnonzero(_not_finite(bits, head.dtype))
         if wrong.size:
             row = int(source[wrong[0]])
             origin = f"row {row} of {old.checkpoint.location}" if row >= 0 else "the row made for it"
@@ -260,6 +257,12 @@ def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: 
         if done % (8 * len(ids)) == 0 or done == planned.target.k:
             progress(f"head rows written: {done:,} of {planned.target.k:,}")
         yield bits
+
+
+def _not_finite(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Which rows of stored bits hold NaN or infinity, bool [n]: those with an exponent of all ones."""
+    exponent, unsigned = {"BF16": (0x7F80, np.uint16), "F16": (0x7C00, np.uint16), "F32": (0x7F800000, np.uint32)}[dtype]
+    return ((bits.view(unsigned) & unsigned(exponent)) == exponent).any(axis=1)
 
 
 def _config(parent: DrafterCheckpoint, target: VocabMap, model: VerifierCheckpoint | None) -> dict[str, Any]:
@@ -298,5 +301,8 @@ def _record(
 
 
 def _peak_rss_mb() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes a unit
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+    """Largest resident memory of this program so far, MB. Linux' getrusage would count what the process was before it became us."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return round(int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)  # macOS counts bytes

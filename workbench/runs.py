@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,6 +180,15 @@ class RunFolder:
         if self.folder is not None:
             with atomic_file(self.folder / name, replace=True) as work:
                 work.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+def sha256_flushed(path: Path) -> str:
+    """Hex digest of a file that was just written, computed while the disk takes it in."""
+    with ThreadPoolExecutor(1) as pool, path.open("rb") as file:
+        flushed = pool.submit(_fsync, path)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        flushed.result()
+    return digest
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
