@@ -144,10 +144,11 @@ def test_a_sorted_drafter_remapped_to_its_own_map_is_itself(tmp_path: Path) -> N
     assert (report["rows_moved"], report["rows_initialised"], report["rows_same_position"], report["init"]) == (0, 0, 16, "none")
 
 
-def test_verifier_rows_are_copied_bit_for_bit_into_the_missing_places(tmp_path: Path) -> None:
-    """--init verifier: each missing token's row is the verifier's, from whichever shard and under whichever prefix it lies."""
+@pytest.mark.parametrize("shape", [{"shards": 3, "prefix": "language_model."}, {"tied": True}], ids=["sharded", "tied"])
+def test_verifier_rows_are_copied_bit_for_bit_into_the_missing_places(shape: dict, tmp_path: Path) -> None:
+    """--init verifier: each missing token's row is the verifier's, whichever shard, prefix or tied embedding it lies in."""
     parent = drafter_with(tmp_path / "d", [2, 5, 40, 63])
-    verifier = write_verifier(tmp_path / "v", Verifier(shards=3, prefix="language_model."))
+    verifier = write_verifier(tmp_path / "v", Verifier(**shape))
     remap(parent, vocabulary([0, 5, 7, 40, 41]), out=tmp_path / "out", verifier=verifier, init="verifier")
     got, theirs = head_by_token(tmp_path / "out"), open_verifier(verifier)
     for token in (0, 7, 41):
@@ -246,6 +247,14 @@ def test_auto_copies_for_a_tied_head_turns_for_a_free_one_and_says_why(related, 
     assert (few["init"], "shared rows" in few["init_reason"]) == ("mean", True)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 9])
+def test_auto_copes_with_tiny_heads(k: int, tmp_path: Path) -> None:
+    """A head of a few rows tells nothing of its lineage, and is carried over all the same."""
+    parent = drafter_with(tmp_path / "d", list(range(k)))
+    report = remap(parent, vocabulary(range(k + 2)), out=tmp_path / "out", verifier=write_verifier(tmp_path / "v"))
+    assert (report["rows_kept"], report["rows_initialised"]) == (k, 2)
+
+
 def test_a_speculators_folder_names_the_new_verifier(tmp_path: Path) -> None:
     """speculators takes its teacher from the path in the config, so carrying over to another verifier changes it there."""
     parent = write_drafter(tmp_path / "d", Drafter("speculators"))
@@ -294,6 +303,12 @@ def test_verifiers_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "40 rows but the map has V = 64", parent, vocabulary([1, 9]), verifier=short)
     eight = write_verifier(tmp_path / "eight", Verifier(dtype="F8_E4M3"))
     refused(tmp_path, "quantised", parent, vocabulary([1, 9]), verifier=eight)
+    values = verifier_values(Verifier())
+    head = values.pop("lm_head.weight")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    write_checkpoint(packed, stored(values | {"lm_head.qweight": head.astype(np.int32)}, "BF16"), verifier_config(Verifier()))
+    refused(tmp_path, "quantised", parent, vocabulary([1, 9]), verifier=packed)
     wide = write_verifier(tmp_path / "wide", Verifier(h=32))
     refused(tmp_path, "32 wide and the drafter's 16", parent, vocabulary([1, 9]), verifier=wide, init="verifier")
 

@@ -101,7 +101,7 @@ def isotropy(x: np.ndarray) -> float:
     """width x mean squared cosine between different rows: 1 for a fresh head, far more for a trained one."""
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
     n, width = x.shape
-    return float(width * ((_gram(unit) ** 2).sum() - n) / (n * (n - 1)))
+    return float(width * ((_gram(unit) ** 2).sum() - n) / max(n * (n - 1), 1))
 
 
 # ---- the verdict on one head
@@ -180,6 +180,8 @@ def _shift_scan(head: HeadRows, rows: np.ndarray, theirs: np.ndarray, k: int) ->
     """`unexplained` of the head's rows r + s given the verifier's rows of the tokens at r, for each shift s of up to SHIFTS places."""
     reach = min(SHIFTS, k // 8)
     inside = (rows >= reach) & (rows < k - reach)
+    if inside.sum() < 3:
+        return {0: 1.0}  # too few rows for any line
     wide = np.unique(rows[inside][:, None] + np.arange(-reach, reach + 1))
     gram = _gram(head.by_row(wide))
     explainer = Explainer(theirs[inside])
