@@ -74,8 +74,8 @@ def test_hostile_tokens_are_read_literally(chromium: Browser, tmp_path_factory: 
     names = seen.page.evaluate(
         """async () => {
           const plot = document.querySelectorAll('.plotly-graph-div')[1], n = plot.data.length - 1, found = [];
-          for (let i = 0; i < plot.data[n].x.length && i < 30; i++) {
-            Plotly.Fx.hover(plot, [{curveNumber: n, pointNumber: i}]); await new Promise(r => setTimeout(r, 30));
+          for (let i = 0; i < plot._fullData[n].x.length && i < 30; i++) {
+            Plotly.Fx.hover(plot, [{curveNumber: n, pointNumber: i}]); await new Promise(r => setTimeout(r, 150));
             found.push(plot.querySelector('.hoverlayer').textContent);
           }
           return found.join(' ');
