@@ -33,7 +33,7 @@ def test_the_founding_pair(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (out / "report.html").stat().st_size <= 9_000_000
     page = (out / "report.html").read_text()
     assert len(figures_of(out / "01_vocab_overlap.ipynb")) == page.count('class="plotly-graph-div"') == 5
-    assert page.count("data-search>") == 2
+    assert page.count('class="table" data-search') == 2
     assert "The first 500 of 6,250 rows." in page
 
 
