@@ -1,16 +1,20 @@
 """Live controls, driven as a front end would: by setting values. No kernel and no browser."""
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import ipywidgets as widgets
+import numpy as np
 import pytest
 from plotly.graph_objects import FigureWidget
 
 from tests import overlap_cases
 from workbench import explore, figures
 from workbench.errors import InputError
+from workbench.mapping import VocabMap
 from workbench.overlap import open_overlap
+from workbench.stepper import Labels, Stepped
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +127,79 @@ def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
     search.value = "script"
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in find(tokens, widgets.HTML)[1].value
     assert not any(getattr(control, "continuous_update", False) for panel in (coverage, tokens) for control in find(panel, widgets.Widget))
+
+
+def sent(values: dict) -> list:
+    """The numbers of an array as it travels to the front end."""
+    return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
+
+
+def stepped(losses: list[list[float]], head: VocabMap, maps: dict[str, VocabMap]) -> Stepped:
+    """A batch of as many rows as there are losses, two TTT steps; each label is token 2."""
+    loss = np.array(losses, np.float32)  # [S, N]
+    choices = np.zeros((*loss.shape, 3), np.int32)
+    labels = {name: Labels(m, np.full(loss.shape, m.row_of[2], np.int32), loss * 0, loss) for name, m in maps.items()}
+    rows = np.arange(loss.shape[1], dtype=np.int32)
+    return Stepped(
+        head, labels, rows * 0, rows * 0, choices[..., 0], choices[..., 0], loss > 0, choices, choices + 0.5, choices, choices + 0.5
+    )
+
+
+def test_the_batch_stepper_by_mouse_and_keyboard() -> None:
+    """Forward and back stop at the ends, worst goes down the ranking, step and map go round; table, figure and title follow."""
+    maps = {"parent": VocabMap(np.array([2, 0]), 4), "child": VocabMap(np.array([1, 2]), 4)}
+    losses = [[0, 3, 1, 2], [0, 0.5, 0, 4]]
+    views = {"before": stepped(losses, maps["parent"], maps), "after": stepped(losses, maps["child"], maps)}
+    live = explore.BatchStepper(views)
+    panel = live.panel()
+    back, forward, worst = find(panel, widgets.Button)
+    (keyboard,) = find(panel, explore.Keyboard)
+    (figure,) = find(panel, FigureWidget)
+
+    def press(key: str) -> None:
+        keyboard._handle_custom_msg({"key": key}, [])
+
+    def now() -> tuple:
+        return live.row.value, live.step.value, live.labels.value
+
+    assert now() == (0, 0, "parent")
+    back.click()
+    assert now() == (0, 0, "parent")
+    forward.click()
+    press("ArrowRight")
+    assert now() == (2, 0, "parent")
+    press("ArrowLeft")
+    assert (sent(figure.data[1].x), sent(figure.data[1].y)) == ([1], [3])
+    live.row.value = 0
+    worst.click()
+    assert now() == (1, 0, "parent")
+    press("w")
+    assert now() == (3, 0, "parent")
+    press("t")
+    press("w")
+    assert now() == (1, 1, "parent")
+    table = find(panel, widgets.HTML)[-1]
+    assert "Row 1: label id 2 asks for row 0, its own" in table.value
+    press("m")
+    assert "Row 1: label id 2 asks for row 1, where the head means id 0" in table.value
+    live.head.value = "after"
+    assert "Row 1: label id 2 asks for row 1, its own" in table.value
+    press("t")
+    press("m")
+    assert now() == (1, 0, "parent")
+    assert explore.BatchStepper(views).row.value == 1
+    assert keyboard.accepted == ["ArrowLeft", "ArrowRight", "w", "t", "m"]
+
+
+def test_a_map_that_does_not_fit_the_head_is_said_in_the_stepper() -> None:
+    """Labels that a head cannot take are a sentence where the figures were, and the next choice brings them back."""
+    wide = VocabMap(np.array([0, 1, 2]), 4)
+    views = {"before": stepped([[1.0]], wide, {"parent": wide}), "after": stepped([[1.0]], wide, {"child": wide})}
+    live = explore.BatchStepper(views)
+    panel = live.panel()
+    live.labels.value = "child"
+    live.worst()
+    assert find(panel, FigureWidget) == []
+    assert "no labels through the child map here" in find(panel, widgets.HTML)[-1].value
+    live.head.value = "after"
+    assert len(find(panel, FigureWidget)) == 1

@@ -8,18 +8,23 @@ Notable:
 """
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anywidget
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+import traitlets
 
 from workbench import overlap_figures
 from workbench.errors import InputError
 from workbench.figures import Exhibit
 from workbench.overlap import Overlap, open_overlap
+
+if TYPE_CHECKING:
+    from workbench.stepper import Stepped
 
 _remembered: dict[str, Any] = {}
 WIDE = {"description_width": "initial"}
@@ -148,3 +153,100 @@ class OverlapExplorer:
             ],
             query=remembered("query", query),
         )
+
+
+class Keyboard(anywidget.AnyWidget):
+    """A field that takes the keyboard when it is clicked or tabbed to; each key that has an action calls it.
+
+    The notebook's own shortcuts are kept away from it. A key that is held down counts ten times a second.
+    """
+
+    _esm = """
+    function render({ model, el }) {
+      const field = document.createElement("div");
+      let last = 0;
+      field.tabIndex = 0;
+      field.textContent = model.get("hint");
+      field.dataset.lmSuppressShortcuts = "true";
+      field.style.cssText = "border: 1px solid #8a9199; border-radius: 4px; padding: 4px 10px; cursor: pointer; width: max-content;";
+      field.addEventListener("click", () => field.focus());
+      field.addEventListener("keydown", (event) => {
+        if (event.ctrlKey || event.metaKey || event.altKey || !model.get("accepted").includes(event.key)) return;
+        event.preventDefault();
+        event.stopPropagation();
+        if (event.repeat && Date.now() - last < 100) return;
+        last = Date.now();
+        model.send({ key: event.key });
+      });
+      el.replaceChildren(field);
+    }
+    export default { render };
+    """
+    hint = traitlets.Unicode().tag(sync=True)
+    accepted = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(self, hint: str, actions: Mapping[str, Callable[[], None]]):
+        super().__init__(hint=hint, accepted=list(actions))
+        self.on_msg(lambda _widget, content, _buffers: actions[content["key"]]())
+
+
+class BatchStepper:
+    """The live side of a stepped-through batch: one row at a time, by mouse or by keyboard.
+
+    views: the same batch under different heads, by name, such as before and after a remap.
+    """
+
+    def __init__(self, views: "Mapping[str, Stepped]"):
+        self.views = dict(views)
+        one = next(iter(self.views.values()))
+        names = list(dict.fromkeys(name for view in self.views.values() for name in view.labels))
+        self.head = remembered("stepper head", widgets.ToggleButtons(options=list(self.views), description="head", style=WIDE))
+        self.labels = remembered("stepper labels", widgets.ToggleButtons(options=names, description="labels through map", style=WIDE))
+        self.step = remembered("stepper step", widgets.ToggleButtons(options=list(range(one.steps)), description="TTT step", style=WIDE))
+        row = widgets.IntSlider(max=one.rows - 1, description="row", continuous_update=False, style=WIDE, layout={"width": "24rem"})
+        self.row = remembered("stepper row", row)
+
+    def panel(self) -> widgets.VBox:
+        """Keyboard field, buttons and controls above the loss of the batch and the row with its neighbours."""
+        actions = {"ArrowLeft": self.back, "ArrowRight": self.forward, "w": self.worst, "t": self.next_step, "m": self.next_map}
+        buttons = [_button(name, act) for name, act in (("◀ back", self.back), ("forward ▶", self.forward), ("worst", self.worst))]
+        hint = "click here for the keyboard: ← → row, w the next worst, t TTT step, m map of the labels"
+        controls = live(self._draw, head=self.head, labels=self.labels, step=self.step, row=self.row)
+        return widgets.VBox([widgets.HBox([*buttons, Keyboard(hint, actions)], layout={"flex_flow": "row wrap"}), controls])
+
+    def _draw(self, head: str, labels: str, step: int, row: int) -> Sequence[Exhibit]:
+        from workbench import stepper_figures
+
+        view = self.views[head]
+        return [stepper_figures.trail(view, step, labels, row), stepper_figures.window(view, step, labels, row)]
+
+    def back(self) -> None:
+        """One row back."""
+        self.row.value = max(self.row.value - 1, 0)
+
+    def forward(self) -> None:
+        """One row on."""
+        self.row.value = min(self.row.value + 1, self.row.max)
+
+    def worst(self) -> None:
+        """The costliest token; from there the next one, and so on."""
+        view = self.views[self.head.value]
+        if self.labels.value in view.labels:
+            ranked = view.worst(self.step.value, self.labels.value).tolist()
+            at = ranked.index(self.row.value) + 1 if self.row.value in ranked else 0
+            self.row.value = ranked[at % len(ranked)] if ranked else self.row.value
+
+    def next_step(self) -> None:
+        """The next TTT step, after the last one the first."""
+        self.step.value = (self.step.value + 1) % len(self.step.options)
+
+    def next_map(self) -> None:
+        """Labels through the other map."""
+        names = list(self.labels.options)
+        self.labels.value = names[(names.index(self.labels.value) + 1) % len(names)]
+
+
+def _button(name: str, act: Callable[[], None]) -> widgets.Button:
+    button = widgets.Button(description=name, layout={"width": "auto"})
+    button.on_click(lambda _button: act())
+    return button

@@ -66,7 +66,7 @@ TEMPLATE = go.layout.Template(
 @dataclass(frozen=True)
 class Column:
     """A table column: heading and kind, one of text, value (breaks anywhere), mark (bold unless "default"), token (raw
-    bytes), number (a negative one stands for none)."""
+    bytes), choices (several tokens, each with its probability), number (a negative one or nan stands for none)."""
 
     heading: str
     kind: str = "text"
@@ -158,6 +158,11 @@ def points(x: np.ndarray, y: np.ndarray, **style: Any) -> dict[str, Any]:
     return trace("scatter" if len(x) <= SVG_POINTS else "scattergl", x=compact(x), y=compact(y), mode="markers", **style)
 
 
+def line_style(n: int) -> tuple[str, str]:
+    """Colour and dash of the n-th line of a figure: no two of the first 36 have both in common, and neighbours have neither."""
+    return COLOURS[n % len(COLOURS)], DASHES[(n + n // len(COLOURS)) % len(DASHES)]
+
+
 def compact(values: np.ndarray) -> np.ndarray:
     """Integers in 16 or 32 bits, floats in 32: what reaches the page is raw bytes, and half the bits are half the page."""
     if values.dtype.kind not in "iu":
@@ -207,14 +212,20 @@ def plot_text(text: str) -> str:
 
 
 def _cell(kind: str, value: Any) -> str:
-    if value is None or (kind == "number" and value < 0):
+    if value is None or (kind == "number" and not value >= 0):
         return f'<td class="{kind}">–</td>'
     if kind == "token":
-        return f'<td class="token"><code><bdi>{html.escape(show_token(value))}</bdi></code></td>'
+        return f'<td class="token">{_token(value)}</td>'
+    if kind == "choices":
+        return f'<td class="token">{" ".join(f"{_token(token)}&nbsp;{p:.2f}" for token, p in value)}</td>'
     if kind == "number":
         return f'<td class="number">{value:,}</td>'
     text = html.escape(str(value))
     return f'<td class="{kind}">{f"<b>{text}</b>" if kind == "mark" and value != "default" else text}</td>'
+
+
+def _token(raw: bytes) -> str:
+    return f"<code><bdi>{html.escape(show_token(raw))}</bdi></code>"
 
 
 def _plain(value: Any) -> str:

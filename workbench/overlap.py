@@ -18,13 +18,13 @@ import numpy as np
 from workbench.errors import InputError
 from workbench.mapping import Comparison
 from workbench.runs import RunFolder
-from workbench.texts import percent, show_token
+from workbench.texts import TokenTexts, percent
 
 RIGHT, MOVED, NEW, OUTSIDE = range(4)  # what a label token meets in the head; the order in which figures stack them
 
 
 @dataclass(frozen=True, eq=False)
-class Overlap:
+class Overlap(TokenTexts):
     """A comparison (a = parent, b = child) with what is known about its tokens.
 
     counts: int64 [slices, V] or None. slices: name of each row of counts. tokens: raw bytes of each id, [V] or shorter, or None.
@@ -89,15 +89,6 @@ class Overlap:
         """Share of the labels (tokens that the child has) that train another token's row."""
         right, moved, new, _ = self.label_shares(slice)
         return float((moved + new) / (right + moved + new)) if right + moved + new else 0.0
-
-    def bytes_of(self, i: int) -> bytes:
-        """The raw bytes of a token, or its id in words where its text is not known."""
-        known = self.tokens[i] if self.tokens is not None and i < len(self.tokens) else b""
-        return known or b"id %d" % i
-
-    def text(self, i: int) -> str:
-        """The visible form of a token."""
-        return show_token(self.bytes_of(i))
 
 
 def summarise(view: Overlap, run: RunFolder, slice: str = "") -> None:

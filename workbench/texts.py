@@ -1,6 +1,7 @@
 """Values as people read them: a token from its raw bytes, a share in percent. No HTML, no plotly, nothing heavy."""
 
 import unicodedata
+from collections.abc import Sequence
 
 LONGEST_TOKEN = 48  # characters of a token's visible form
 
@@ -24,6 +25,21 @@ def _visible(character: str) -> str:
         return character
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class TokenTexts:
+    """For what knows the raw bytes of each token id in `tokens`, or None."""
+
+    tokens: Sequence[bytes] | None
+
+    def bytes_of(self, i: int) -> bytes:
+        """The raw bytes of a token, or its id in words where its text is not known."""
+        known = self.tokens[i] if self.tokens is not None and i < len(self.tokens) else b""
+        return known or b"id %d" % i
+
+    def text(self, i: int) -> str:
+        """The visible form of a token."""
+        return show_token(self.bytes_of(i))
 
 
 def percent(share: float) -> str:
