@@ -387,11 +387,13 @@ def test_foreign_folders_and_a_second_process_are_refused(lab, tmp_path) -> None
             run(lab, out=tmp_path / name)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "mine.txt", "notes", "other", "run.json"]
     begun = lab.start()
-    stream = train(*begun[:3], lab.states, SHORT, out=tmp_path / "run")
+    stream = train(*begun[:3], lab.states, SHORT, held_out=lab.held_out, form=begun.form, out=tmp_path / "run")
     next(stream)
-    with pytest.raises(InputError, match="another process is training"):
-        run(lab, out=tmp_path / "run")
-    stream.close()
+    try:
+        with pytest.raises(InputError, match="another process is training"):
+            run(lab, out=tmp_path / "run")
+    finally:
+        stream.close()
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(lab, tmp_path) -> None:
