@@ -39,7 +39,9 @@ class VocabOverlap:
 
     parent: str = parameter("", "map that the head was trained with: drafter, map folder or file; empty: the lab's parent", path=True)
     child: str = parameter("", "map that the head is to speak, in any of the same forms; empty: the lab's child", path=True)
-    counts: str = parameter("", "token counts of the verifier's answers (.npz, .npy, .json); empty: the lab's, if a map is the lab's", path=True)
+    counts: str = parameter(
+        "", "token counts of the verifier's answers (.npz, .npy, .json); empty: the lab's, if a map is the lab's", path=True
+    )
     tokenizer: str = parameter("", "tokenizer folder, for token texts; empty: the lab's, if a map is the lab's", path=True)
     slice: str = parameter("", "kind of text to count tokens in, as named in the counts; empty: all together")
     k: int = parameter(0, "draft vocabulary size marked in the coverage figure; 0: the child's", minimum=0)
