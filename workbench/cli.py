@@ -66,7 +66,7 @@ def inspect(
 ) -> None:
     """What a checkpoint is: kind, dialect, sizes, taps, map, tensors. Reads headers only.
 
-    Example: `workbench inspect data/lab/parent-drafter`
+    Example: `workbench inspect my-drafter`
     """
     from workbench.checkpoint import inspect as inspect_checkpoint
 
@@ -191,7 +191,7 @@ def remap(
 ) -> None:
     """Carry a drafter to another draft vocabulary: rows move with their tokens, missing rows are made, all else stays byte for byte.
 
-    Example: `workbench remap data/lab/parent-drafter --to data/lab/map-child --verifier VERIFIER --out runs/remapped`
+    Example: `workbench remap my-drafter --to data/lab/map-child --verifier VERIFIER --out runs/remapped`
     """
     from workbench.remap import remap as carry_over
     from workbench.remap import report_text
