@@ -23,6 +23,7 @@ from workbench.places import HUB_ID
 
 TYPES = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+INITS = ["auto", "verifier", "mean", "random", "ridge", "procrustes", "omp", "logit-ls", "stitch"]  # remap.py's, which needs more imports
 
 
 def parameter(default: Any, help: str, **rules: Any) -> Any:
@@ -50,7 +51,28 @@ class VocabOverlap:
     out: str = parameter("", "run folder for results.json; empty: nothing is written (`workbench run` sets it)")
 
 
-NOTEBOOKS: dict[str, type] = {"01_vocab_overlap": VocabOverlap}
+@dataclass(frozen=True)
+class RemapAndTrain:
+    """Notebook 3: carry a drafter over to another vocabulary and verifier, and train it."""
+
+    drafter: str = parameter("", "drafter to carry over: folder or Hugging Face id; empty: the lab's parent drafter", path=True)
+    child: str = parameter("", "map that it is to speak: drafter, map folder or file; empty: the lab's child", path=True)
+    verifier: str = parameter("", "verifier that it is to serve: folder or Hugging Face id; empty: the lab's successor", path=True)
+    chats: str = parameter("", "chats with that verifier's answers (JSONL), train and heldout; empty: the lab's successor's", path=True)
+    tokens: int = parameter(1024, "held-out tokens to measure on, the verifier reads them now", minimum=64, maximum=65536)
+    train_tokens: int = parameter(2048, "other tokens to train on, the verifier reads them now", minimum=64, maximum=1048576)
+    draft_tokens: int = parameter(3, "TTT steps: draft tokens that are simulated", minimum=1, maximum=8)
+    init: str = parameter("auto", "how missing rows are made", choices=INITS)
+    ways: list = parameter(["naive", "remapped"], "starts to train side by side, among keep, naive, remapped, scratch")  # noqa: RUF009 - a factory
+    steps: int = parameter(20, "training steps of each start", minimum=1, maximum=10000)
+    step_tokens: int = parameter(256, "tokens of a training step", minimum=16, maximum=65536)
+    lr: float = parameter(1e-4, "highest learning rate", minimum=0.0, maximum=1.0)
+    rows: int = parameter(12, "longest table of tokens", minimum=1, maximum=500)
+    seed: int = parameter(0, "order of the training samples, random rows", minimum=0)
+    out: str = parameter("", "run folder for results and drafters; empty: nothing is kept (`workbench run` sets it)")
+
+
+NOTEBOOKS: dict[str, type] = {"01_vocab_overlap": VocabOverlap, "03_remap_and_train": RemapAndTrain}
 
 
 def of_notebook(path: Path) -> type:
