@@ -19,6 +19,7 @@ import numpy as np
 from workbench.checkpoint import Checkpoint
 from workbench.initialise import Rows
 from workbench.mapping import VocabMap
+from workbench.weights import widen
 
 SAMPLE = 1024  # rows looked at
 BLOCK = 128  # neighbours a block
@@ -34,10 +35,14 @@ class HeadRows:
 
     def __init__(self, checkpoint: Checkpoint, name: str = "lm_head.weight", vocab_map: VocabMap | None = None):
         self.checkpoint, self.name, self.map = checkpoint, name, vocab_map
-        self.rows, self.width = checkpoint.info(name).shape
+        self.dtype, (_, self.width) = checkpoint.info(name).dtype, checkpoint.info(name).shape
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
-        return self.by_row(self.map.row_of[ids] if self.map is not None else ids)
+        return widen(self.stored(ids), self.dtype).astype(np.float32, copy=False)
+
+    def stored(self, ids: np.ndarray) -> np.ndarray:
+        """The rows of target ids as the bits on disk."""
+        return self.checkpoint.stored(self.name, self.map.row_of[ids] if self.map is not None else ids)
 
     def by_row(self, rows: np.ndarray) -> np.ndarray:
         return self.checkpoint.array(self.name, rows).astype(np.float32, copy=False)

@@ -242,9 +242,11 @@ def _rows(planned: Plan, head: TensorInfo, old: HeadRows, made: Rows, progress: 
     for ids in chunks(planned.target.ids):
         source = planned.parent.row_of[ids]
         bits = np.empty((len(ids), head.shape[1]), DTYPES[head.dtype].numpy)
-        bits[source >= 0] = old.checkpoint.stored("lm_head.weight", source[source >= 0])
-        if (source < 0).any():
-            bits[source < 0] = narrow(made(ids[source < 0]), head.dtype)
+        kept, new = ids[source >= 0], ids[source < 0]
+        bits[source >= 0] = old.stored(kept)
+        if len(new):
+            copied = isinstance(made, HeadRows) and made.dtype == head.dtype
+            bits[source < 0] = made.stored(new) if copied else narrow(made(new), head.dtype)
         wrong = np.flatnonzero(_not_finite(bits, head.dtype))
         if wrong.size:
             row = int(source[wrong[0]])
