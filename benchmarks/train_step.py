@@ -188,6 +188,8 @@ def main() -> None:
         case = json.loads(arguments.work)
         print(json.dumps(work(case, case.pop("theirs"))))
         return
+    if not PEER.is_file():
+        sys.exit(f"no Python with speculators at {PEER}: `make bench` sets one up; or set WORKBENCH_SPECULATORS_PYTHON")
     columns = ["case", "T", "K", "S", "supervised", "ours tok/s (of matmul)", "theirs tok/s (of matmul)", "tok/s ratio (spread)"]
     columns += ["FLOP ratio", "ours MB", "theirs MB", "MB ratio"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)

@@ -203,3 +203,10 @@ def test_a_map_that_does_not_fit_the_head_is_said_in_the_stepper() -> None:
     assert "no labels through the child map here" in find(panel, widgets.HTML)[-1].value
     live.head.value = "after"
     assert len(find(panel, FigureWidget)) == 1
+
+
+def test_no_array_travels_as_a_binary_buffer(tmp_path: Path) -> None:
+    """JupyterLab draws a FigureWidget empty whose arrays came as buffers: what is sent holds lists only."""
+    live = explore.OverlapExplorer(open_overlap(**overlap_cases.write_small_case(tmp_path)))
+    for figure in find(live.positions(), FigureWidget):
+        assert all(isinstance(trace["x"], list | tuple) for trace in figure.get_state()["_widget_data"])

@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -157,3 +158,10 @@ def test_settings_and_provenance_tables_mark_and_name() -> None:
     shown = figures.provenance_table(run).to_html()
     for expected in ("not a git checkout", "nothing is random", "numpy 2", "large files by their ends", "not a local file"):
         assert expected in shown
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    """The first 36 lines of a figure differ in colour or dash, neighbours in both."""
+    styles = [figures.line_style(n) for n in range(36)]
+    assert len(set(styles)) == 36
+    assert all(a != c and b != d for (a, b), (c, d) in pairwise(styles))

@@ -1,19 +1,39 @@
-"""What commands share: options made from settings, progress in words, a Ctrl-C that ends a run well. Imports nothing heavy."""
+"""What commands share: the app, options made from settings, progress in words, a Ctrl-C that ends a run well. Imports nothing heavy."""
 
 import dataclasses
 import inspect
+import json
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from workbench.errors import InputError
 from workbench.train_settings import StepRecord
 
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+lab_app = typer.Typer(no_args_is_help=True, help="The embedded lab: a real small verifier, its successor, maps and data.")
+app.add_typer(lab_app, name="lab")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Out = Annotated[Path, typer.Option("--out", help="New folder for the result; an existing one with files in it is refused.")]
+
 EVERY = 5.0  # seconds between lines of progress
+
+
+def show(result: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print the JSON document or the text for people."""
+    print(json.dumps(result, allow_nan=False) if as_json else text)
+
+
+def progress(line: str) -> None:
+    """One line of progress, to stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def numbers(text: str, option: str) -> list[int] | None:

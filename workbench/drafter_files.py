@@ -173,7 +173,10 @@ def new_drafter(verifier: VerifierCheckpoint, teacher: Teacher, vocab_map: Vocab
 
 def eagle_form(config: DrafterConfig, taps: Sequence[int]) -> Form:
     """EAGLE's way to write a drafter that is fed by the boundaries `taps`."""
-    scaled = config.rope.get("rope_type", "default") != "default"
+    # engines still read the two older spellings of rope
+    older = {"rope_theta": config.rope["rope_theta"]}
+    if config.rope["rope_type"] != "default":
+        older["rope_scaling"] = {key: value for key, value in config.rope.items() if key != "rope_theta"}
     written = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -187,13 +190,12 @@ def eagle_form(config: DrafterConfig, taps: Sequence[int]) -> Form:
         "rms_norm_eps": config.rms_eps,
         "max_position_embeddings": config.max_positions,
         "rope_parameters": config.rope,
-        "rope_theta": config.rope["rope_theta"],  # engines read the two older spellings
-        "rope_scaling": {key: value for key, value in config.rope.items() if key != "rope_theta"} if scaled else None,
+        **older,
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
         "eagle_aux_hidden_state_layer_ids": list(taps),
         "tie_word_embeddings": False,
-        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
     }
     with torch.device("meta"):
         weights = [name for name in Drafter(config).state_dict() if name != "embed_tokens.weight"]

@@ -7,6 +7,7 @@ Notable:
 * Controls with the same name keep their value when their cell is run again, as long as the kernel lives.
 """
 
+import base64
 import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,15 +68,26 @@ class _Shown:
     def update(self, exhibit: Exhibit) -> None:
         """Show another exhibit in the same place, by one message where the figure has the same traces as before."""
         self.text.value = exhibit.to_html()
-        new = exhibit.body if isinstance(exhibit.body, go.Figure) else None
-        if new is None:
+        if not isinstance(exhibit.body, go.Figure):
             self.figure, self.box.children = None, [self.text]
-        elif self.figure is not None and [t.type for t in self.figure.data] == [t.type for t in new.data]:
+            return
+        new = _without_arrays(exhibit.body.to_plotly_json())
+        if self.figure is not None and [trace.type for trace in self.figure.data] == [trace["type"] for trace in new["data"]]:
             with self.figure.batch_update():
-                self.figure.update({"data": new.to_dict()["data"], "layout": new.to_dict()["layout"]}, overwrite=True)
+                self.figure.update(new, overwrite=True)
         else:
             self.figure = go.FigureWidget(new)
             self.box.children = [self.figure, self.text]
+
+
+def _without_arrays(part: Any) -> Any:
+    """A figure's dict with lists for arrays: these reach a FigureWidget as binary buffers, which plotly 7.1 in JupyterLab 4.6 draws empty."""
+    if isinstance(part, dict) and "bdata" in part:
+        flat = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"])
+        return flat.reshape([int(n) for n in str(part.get("shape", -1)).split(",")]).tolist()
+    if isinstance(part, dict):
+        return {name: _without_arrays(value) for name, value in part.items()}
+    return [_without_arrays(value) for value in part] if isinstance(part, list | tuple) else part
 
 
 def remembered(name: str, control: widgets.DOMWidget) -> widgets.DOMWidget:

@@ -152,7 +152,7 @@ def coverage(view: Overlap, k: int = 0, slice: str = "") -> Exhibit:
     ranked = np.sort(total)[::-1]
     traces = [_curve(ranked, slice or "all text", figures.INK, "solid", 3)]
     for n, name in enumerate(view.slices):
-        colour, dash = figures.COLOURS[n % len(figures.COLOURS)], figures.DASHES[n % len(figures.DASHES)]
+        colour, dash = figures.line_style(n)
         traces.append(_curve(np.sort(view.weights(name))[::-1], name, colour, dash, 1.6))
     for name, vocabulary, marker in (("parent", c.a, PARENT), ("child", c.b, CHILD)):
         share = 100 * vocabulary.coverage(total)
@@ -217,8 +217,8 @@ def slices(view: Overlap) -> Exhibit:
         traces.append(trace("scatter", x=share, y=shown, mode="markers", name=f"{name}, K = {k:,}", marker=marker, hovertemplate=hover))
     most, low = int(np.argmax(np.abs(new - old))), int(np.argmin(new))
     title = f"From parent to child, coverage changes most for {names[most] or 'all text'}: {new[most] - old[most]:+.1f} points"
-    sentence = f"The child covers {new[0]:.1f} % of all text, and least of {names[low] or 'all text'} ({new[low]:.1f} %): "
-    sentence += "a token that is not covered is never proposed."
+    least = f" and {new[low]:.1f} % of {names[low]}, its worst" if low else ""
+    sentence = f"The child covers {new[0]:.1f} % of all text{least}; a token that is not covered is never proposed."
     return plot(title, sentence, traces, f"{view.unit} covered (%)", height=140 + 34 * len(names), yaxis={"autorange": "reversed"})
 
 
@@ -271,7 +271,8 @@ def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str,
         return _tokens(view, ids, columns, f"No token is {what}", "One map holds every token of the other.", slice)
     ids, weights = view.by_frequency(ids, slice), view.weights(slice)
     title = f"{len(ids):,} tokens {what}: {percent(weights[ids].sum() / max(weights.sum(), 1))} of the {view.unit}"
-    count = f", counted {weights[ids[0]]:,} times" if view.counts is not None else ""
+    count = f", counted {weights[ids[0]]:,} times" if weights[ids[0]] else ", though none of them occurs in the counted text"
+    count = count if view.counts is not None else ""
     return _tokens(view, ids, columns, title, f"They {fate}; first among them {view.text(ids[0])}{count}.", slice, rows, True)
 
 
@@ -286,7 +287,7 @@ def special(view: Overlap) -> Exhibit:
     if unseen.size:
         sentence = f"{len(unseen)} that may occur can never be proposed, first {view.text(unseen[0])}: every draft stops short of them."
     title = f"{int(has.sum())} of {len(ids)} special tokens have a row in the child"
-    return _tokens(view, ids, "token id count parent child", title, sentence)
+    return _tokens(view, ids, "token id count parent child", title, sentence, rows=len(ids))
 
 
 def search(view: Overlap, query: str, slice: str = "", rows: int = 100) -> Exhibit:

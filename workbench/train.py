@@ -99,7 +99,20 @@ class _Progress:
 class _Training:
     """A run in progress. All that changes from step to step is in `progress`, the trained weights and the optimiser."""
 
-    def __init__(self, drafter, vocab_map, teacher, states, settings, held_out, out, form, about, only_rows, stop):  # type: ignore[no-untyped-def]
+    def __init__(
+        self,
+        drafter: Drafter,
+        vocab_map: VocabMap,
+        teacher: Teacher,
+        states: States,
+        settings: TrainSettings,
+        held_out: States | None,
+        out: Path | None,
+        form: Form | None,
+        about: Mapping[str, Any],
+        only_rows: np.ndarray | None,
+        stop: Callable[[], bool],
+    ):
         self.accelerator = Accelerator(
             mixed_precision="no",  # `_score` sees to it, so that one process may run trainings of different precision
             log_with="tensorboard" if out else None,

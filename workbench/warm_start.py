@@ -31,7 +31,7 @@ from workbench.mapfiles import read_maps
 from workbench.mapping import VocabMap
 from workbench.overlap import Overlap
 from workbench.packing import Batch, pack
-from workbench.remap import NEEDS_STATES, plan, remap
+from workbench.remap import NEEDS_STATES, initialised_rows, plan, remap
 from workbench.runs import RunFolder, atomic_folder
 from workbench.states import States, read_states
 from workbench.stepper import Stepped, step_through, unroll_with_teacher
@@ -42,6 +42,8 @@ from workbench.train_settings import StepRecord, TrainSettings
 from workbench.verifier import Teacher, load_verifier
 
 WAYS = ("keep", "naive", "remapped", "scratch")
+SAMPLE = 2048  # positions at which made rows are weighed
+LEAKY = 0.1
 HEALTHY = 1 / 3  # full_acc_0; a sound body keeps more than that through a remap, faults in the wiring leave less
 
 
@@ -72,7 +74,11 @@ class Case:
 
 
 class Measured(NamedTuple):
-    """A start on the held-out answers. cross, null: cross-entropy and its null at each TTT step, nats. found: `losses.ratios`."""
+    """A start on the held-out answers. cross, null: cross-entropy and its null at each TTT step, nats. found: `losses.ratios`.
+
+    Where rows were made, `found` also has `leak` and `shared_only` of step 0 (see lineage.py): what the made rows take that is not theirs,
+    and what a label costs among the carried rows alone.
+    """
 
     k: int
     supervised: int
@@ -174,8 +180,8 @@ def carry(case: Case, run: RunFolder, init: str, seed: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure(case: Case, start: Start | None, steps: int) -> Measured | None:
-    """A start on the held-out answers; None for a start that there is not."""
+def measure(case: Case, start: Start | None, steps: int, carried: str = "") -> Measured | None:
+    """A start on the held-out answers; None for a start that there is not. carried: for a remapped one, its folder."""
     if start is None:
         return None
     head, device = start.drafter.lm_head.weight, case.teacher.head.weight.device
@@ -185,13 +191,19 @@ def measure(case: Case, start: Start | None, steps: int) -> Measured | None:
     _, scores = score(unrolled, head, states, Vocabulary(case.teacher.head.weight, ids), ones)
     _, cross = score(unrolled, head, states, case.teacher.rows(ids), ones, "soft_ce")
     at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
-    rows = head.float().cpu().numpy()
+    rows, found = head.float().cpu().numpy(), ratios(metrics(unrolled, scores))
+    made = initialised_rows(carried) if carried else None
+    if made is not None and made.any():
+        some = at[0].nonzero()[:SAMPLE, 0]
+        drafted = start.drafter.lm_head(unrolled.hidden[some]).double().cpu().numpy()  # [n, K]
+        wanted = (states[unrolled.teacher[some]] @ case.teacher.rows(ids).T).double().softmax(-1).cpu().numpy()
+        found |= {"leak": lineage.leak(drafted, wanted, made), "shared_only": lineage.shared_only_loss(drafted, wanted, made)}
     return Measured(
         k=len(rows),
         supervised=int(at[0].sum()),
         cross=[float(cross.loss[here].mean()) for here in at],
         null=[lineage.null_loss(unrolled.hidden[here].float().cpu().numpy(), rows) for here in at],
-        found=ratios(metrics(unrolled, scores)),
+        found=found,
     )
 
 
@@ -209,13 +221,13 @@ def fine_tune(
     """Train starts beside each other on the same batches, and measure each on the held-out answers before and after."""
     trained = {}
     for way in ways:
-        start = begin(case, way, carried, settings.seed)
-        before = measure(case, start, settings.ttt_steps)
+        start, folder = begin(case, way, carried, settings.seed), carried if way == "remapped" else ""
+        before = measure(case, start, settings.ttt_steps, folder)
         if start is None:
             progress(f"{way}: left out, because no trainer could put the child's {case.child.k} labels to {case.parent.k} rows")
             continue
         records = list(train(start.drafter, start.vocab_map, case.teacher, case.training, settings))
-        trained[way] = Trained(start, records, before, measure(case, start, settings.ttt_steps))
+        trained[way] = Trained(start, records, before, measure(case, start, settings.ttt_steps, folder))
         progress(f"{way}: loss_0 {records[0].loss_k[0]:.2f} -> {records[-1].loss_k[0]:.2f} in {len(records)} steps")
     return trained
 
@@ -235,7 +247,7 @@ def report_starts(run: RunFolder, measured: dict[str, Measured | None]) -> None:
     """The numbers of starts into a run's results, those of the naive and the remapped one into its verdict, and what they give away."""
     for way, m in measured.items():
         if m is not None:
-            run.record(way, {"cross_entropy": m.cross, "null": m.null, **m.found})
+            run.record(way, {"cross_entropy": m.cross, "null": m.null, **_known(m.found)})
     naive, remapped = measured.get("naive"), measured["remapped"]
     bound = math.log(remapped.k)
     if naive is not None:
@@ -250,7 +262,13 @@ def report_starts(run: RunFolder, measured: dict[str, Measured | None]) -> None:
     run.record("cross_entropy_remapped", remapped.cross[0], "nats a label once the rows are moved", f"{remapped.cross[0]:.2f}")
     found = [m.found["full_acc_0"] for m in (naive, remapped) if m is not None]
     run.record("full_acc_0", found[-1], "of the first draft tokens right", " → ".join(percent(x) for x in found))
-    if found[-1] < HEALTHY:
+    leak = remapped.found.get("leak", 0.0)
+    if leak > LEAKY:
+        run.warn(
+            f"The made rows take {percent(leak)} of the probability that is not theirs; among the carried rows alone a label costs "
+            f"{remapped.found['shared_only']:.2f} nats. Choose another way to make them, or train them alone for some steps first."
+        )
+    elif found[-1] < HEALTHY:
         run.warn(
             f"After the remap {percent(found[-1])} of the first draft tokens are right. A sound drafter keeps more: before any training, "
             "look at what it is fed (taps, norms, token shift), which no moved row can mend."
@@ -260,8 +278,13 @@ def report_starts(run: RunFolder, measured: dict[str, Measured | None]) -> None:
 def report_trained(run: RunFolder, trained: dict[str, Trained]) -> None:
     """Losses and accept lengths of trained starts into a run's results."""
     for way, t in trained.items():
-        run.record(f"{way}_trained", {"steps": len(t.records), "loss_0": [r.loss_k[0] for r in t.records], **t.after.found})
+        run.record(f"{way}_trained", {"steps": len(t.records), "loss_0": [r.loss_k[0] for r in t.records], **_known(t.after.found)})
     way = "remapped" if "remapped" in trained else next(iter(trained))
     shown = " → ".join(f"{m.accept_length:.2f}" for m in (trained[way].before, trained[way].after))
     label = f"simulated accept length ({way}, {len(trained[way].records)} steps)"
-    run.record("accept_length", trained[way].after.accept_length, label, shown)
+    run.record("accept_length", _known(trained[way].after.found)["accept_length"], label, shown)
+
+
+def _known(found: Mapping[str, float]) -> dict[str, float | None]:
+    """Ratios as JSON has them: null where nothing was counted."""
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}

