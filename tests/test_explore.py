@@ -1,6 +1,5 @@
 """Live controls, driven as a front end would: by setting values. No kernel and no browser."""
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,11 +128,6 @@ def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
     assert not any(getattr(control, "continuous_update", False) for panel in (coverage, tokens) for control in find(panel, widgets.Widget))
 
 
-def sent(values: dict) -> list:
-    """The numbers of an array as it travels to the front end."""
-    return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
-
-
 def stepped(losses: list[list[float]], head: VocabMap, maps: dict[str, VocabMap]) -> Stepped:
     """A batch of as many rows as there are losses, two TTT steps; each label is token 2."""
     loss = np.array(losses, np.float32)  # [S, N]
@@ -169,7 +163,7 @@ def test_the_batch_stepper_by_mouse_and_keyboard() -> None:
     press("ArrowRight")
     assert now() == (2, 0, "parent")
     press("ArrowLeft")
-    assert (sent(figure.data[1].x), sent(figure.data[1].y)) == ([1], [3])
+    assert (figure.data[1].x, figure.data[1].y) == ((1,), (3,))
     live.row.value = 0
     worst.click()
     assert now() == (1, 0, "parent")

@@ -46,7 +46,9 @@ def carried(case: Case) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def measured(case: Case, carried: dict[str, Any]) -> dict[str, Measured | None]:
-    return {way: warm_start.measure(case, warm_start.begin(case, way, carried["out"]), STEPS) for way in warm_start.WAYS}
+    out = carried["out"]
+    made = {"remapped": out}  # the one start with rows that had to be made
+    return {way: warm_start.measure(case, warm_start.begin(case, way, out), STEPS, made.get(way, "")) for way in warm_start.WAYS}
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +132,12 @@ def test_results_and_warnings(case: Case, carried: dict[str, Any], measured: dic
     ]  # fmt: skip
     assert run.results["results"]["init"] == "mean"
     assert run.results["results"]["rows_moved"] == carried["rows_moved"] > 20
-    naive, weak = run.results["warnings"]
+    naive, leaky = run.results["warnings"]
     assert naive.startswith("The naive start is worse than guessing: ")
-    assert "A sound drafter keeps more" in weak
+    assert leaky.startswith("The made rows take ")
+    weak, tight = RunFolder(), measured["remapped"]._replace(found=measured["remapped"].found | {"leak": 0.0})
+    warm_start.report_starts(weak, measured | {"remapped": tight})
+    assert "A sound drafter keeps more" in weak.results["warnings"][1]
     assert "/" not in json.dumps(run.results)
 
 

@@ -81,7 +81,7 @@ class _Shown:
 
 
 def _without_arrays(part: Any) -> Any:
-    """A figure's dict with lists for arrays: these reach a FigureWidget as binary buffers, which plotly 7.1 in JupyterLab 4.6 draws empty."""
+    """A figure's dict with lists for arrays: they reach a FigureWidget as buffers, which plotly 7.1 in JupyterLab 4.6 draws empty."""
     if isinstance(part, dict) and "bdata" in part:
         flat = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"])
         return flat.reshape([int(n) for n in str(part.get("shape", -1)).split(",")]).tolist()

@@ -200,6 +200,23 @@ def _greedy_batch(
     return answers
 
 
+def rewindable_cache(model: nn.Module) -> DynamicCache:
+    """An empty cache from which rows can be taken back; InputError for a verifier whose layers forget (windows, recurrent states)."""
+    cache = DynamicCache(config=model.config.get_text_config())
+    forgetful = sorted({type(layer).__name__ for layer in cache.layers} - {"DynamicLayer"})
+    if forgetful:
+        raise InputError(f"this verifier's cache cannot be rewound ({', '.join(forgetful)}): measure it in an engine (--engine)")
+    return cache
+
+
+def end_tokens(model: nn.Module) -> frozenset[int]:
+    """The tokens at which the model's own configuration ends an answer."""
+    for config in (model.generation_config, model.config.get_text_config()):
+        if config is not None and config.eos_token_id is not None:
+            return frozenset([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id)
+    return frozenset()
+
+
 def _padding(mask: Tensor | None) -> dict[str, Tensor]:
     """Attention mask and positions for a padded batch: positions count real tokens, whichever side the padding is on."""
     if mask is None:

@@ -1,0 +1,318 @@
+"""A drafter run over a replay under any wiring, and the differences between wirings, token by token.
+
+Notable: a `Wiring` is everything that may be got wrong between weights and inputs; `Bench.run` evaluates one and returns what became of
+each (chain, TTT step), so two wirings are compared on the same tokens. Only chains count whose S targets are all supervised and that stay
+inside their document under every shift, so no reading changes which tokens are looked at.
+The loss is KL against the verifier's TOP tokens, renormalised over the draft vocabulary as trainers do; readings of *another map* are
+compared by `cost` instead, the cross-entropy in which a token without a row costs ln V.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench.accept import bootstrap_ratio
+from workbench.checkpoint import DrafterCheckpoint, VerifierCheckpoint
+from workbench.drafter import Drafter, DrafterConfig
+from workbench.drafter_files import VOCABULARY, config_of
+from workbench.errors import InputError
+from workbench.replay import Replay, Top
+from workbench.unroll import unroll
+
+STEPS = 3
+CHUNK = 512  # pairs whose logits are held at once
+CERTAIN = 4.0  # standard errors over sequences that decide; some sixty readings are tried
+INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")  # read the joined input of the first layer
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How weights and inputs are put together. map, embedding, final_norm: names of what the bench holds."""
+
+    config: DrafterConfig
+    taps: tuple[int, ...]  # boundary that each block of fc reads
+    norms: int = 1  # times the final norm is applied to the teacher's state
+    token_shift: int = 0  # embedding of x[t+1+shift]
+    label_shift: int = 0  # teacher at t+1+shift
+    advance: int = 1  # rope positions a TTT step
+    swapped: bool = False  # hidden state first, embedding second
+    scale: float = 1.0  # of the tap states
+    map: str = "offset"
+    embedding: str = "own"
+    final_norm: str = "own"
+
+    @property
+    def body(self) -> str:
+        """All that the hidden states depend on, as a key."""
+        return repr(replace(self, norms=1, label_shift=0, map=""))
+
+
+class Outcome(NamedTuple):
+    """What became of R chains of S steps, and the document of each chain, [R, S] and [R]."""
+
+    loss: Tensor
+    cost: Tensor
+    hit: Tensor  # bool: the drafter's top token is the verifier's top of V
+    alpha: Tensor  # sum min(p, q) over the verifier's TOP tokens
+    pred: Tensor  # row
+    document: Tensor
+
+    def accept_length(self) -> float:
+        """Simulated: 1 + the mean number of leading hits of a chain."""
+        return 1 + float(self.hit.cumprod(1).sum(1).double().mean())
+
+    def summary(self) -> dict[str, float]:
+        """loss: nats a token, mean over TTT steps; accuracy and alpha at the first step; simulated accept length over all."""
+        first = {"accuracy": self.hit, "alpha": self.alpha}
+        means = {name: float(x[:, 0].double().mean()) for name, x in first.items()}
+        return {"loss": float(self.loss.double().mean()), **means, "accept_length": self.accept_length()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A wiring less another on the same tokens: nats a token with its interval (bootstrap over sequences) and standard error."""
+
+    loss: float
+    low: float
+    high: float
+    error: float
+    accept_length: float
+
+    @property
+    def verdict(self) -> str:
+        """better or worse beyond CERTAIN standard errors, else undecidable: what lies in the interval may be so."""
+        sure = abs(self.loss) > CERTAIN * self.error and not self.low <= 0 <= self.high
+        return "undecidable" if not sure else "better" if self.loss < 0 else "worse"
+
+
+def difference(new: Outcome, old: Outcome, other_map: bool = False) -> Difference:
+    """`new` less `old`, paired. other_map: the two speak different draft vocabularies, so OOV tokens have to cost something."""
+    gap = (new.cost - old.cost if other_map else new.loss - old.loss).double().mean(1)  # [R]
+    _, place = old.document.unique(return_inverse=True)
+    count = torch.bincount(place).double()
+    total = torch.zeros_like(count).index_add_(0, place, gap)
+    mean = float(total.sum() / count.sum())
+    low, high = bootstrap_ratio(total.numpy(), count.numpy(), draws=1000).tolist()
+    n = len(count)
+    spread = float((total - mean * count).square().sum() * n / max(n - 1, 1)) ** 0.5 / float(count.sum()) if n > 1 else math.inf
+    return Difference(mean, low, high, spread, new.accept_length() - old.accept_length())
+
+
+class _Scene(NamedTuple):
+    """The rows of some documents, and the chains in them that count."""
+
+    rows: Tensor  # [N] token numbers in the replay
+    positions: Tensor  # [N] within the document
+    documents: Tensor
+    chains: Tensor  # [R] index into rows
+
+
+@dataclass
+class _Batch:
+    next_ids: Tensor
+    taps: Tensor
+    loss_mask: Tensor
+    positions: Tensor
+    documents: Tensor
+
+
+class _Rope(nn.Module):
+    """Rotary angles whose positions advance by another amount a TTT step: an unroll asks once a step, in order."""
+
+    def __init__(self, rope: nn.Module, advance: int):
+        super().__init__()
+        self.rope, self.advance, self.asked = rope, advance, 0
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        self.asked += 1
+        return self.rope(positions + (self.advance - 1) * (self.asked - 1))
+
+
+@dataclass
+class Bench:
+    """A drafter's weights and a replay, ready to be run under any wiring. maps: target id of each row [P, K], one line a part of the
+    documents (dealt in turn), -1 where a row has none."""
+
+    replay: Replay
+    state: dict[str, Tensor]
+    base: Wiring
+    maps: dict[str, Tensor]
+    embeddings: dict[str, Tensor]  # rows of the tokens that occur [U, H]
+    norms: dict[str, Tensor]
+    _hidden: dict[Any, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, replay: Replay, drafter: DrafterCheckpoint, verifier: VerifierCheckpoint | None = None) -> "Bench":
+        """The drafter as its checkpoint says it is wired. replay: complete. Raises InputError for what does not fit together."""
+        config = config_of(drafter)
+        width, layers = next(iter(replay.states.values())).shape[1], replay.layers
+        if config.target_hidden != width:
+            raise InputError(f"the replay's states are {width} wide, {drafter.location} takes {config.target_hidden}: another verifier's")
+        taps = drafter.taps.boundaries(layers)
+        if set(taps) - set(replay.states):
+            raise InputError(f"{drafter.location} is fed boundaries {list(taps)}, the replay has {sorted(replay.states)}: record those")
+        state = {name: drafter.tensor(name).float() for name in drafter.names if name not in (*VOCABULARY, "embed_tokens.weight")}
+        bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+        if bad:
+            raise InputError(f"{drafter.location}: {bad[0]} holds numbers that are not finite: the checkpoint is damaged; export it again")
+        used, rows = replay.embedding
+        embeddings = {"verifier": rows.float()} if rows.shape[1] == config.hidden else {}
+        if "embed_tokens.weight" in drafter.names:
+            embeddings["own"] = drafter.tensor("embed_tokens.weight", rows=used.numpy()).float()
+        if not embeddings:
+            raise InputError(f"{drafter.location} is {config.hidden} wide, its verifier {rows.shape[1]}, and it has no embedding of its own")
+        norms = {"own": state["norm.weight"], "ones": torch.ones_like(state["norm.weight"])}
+        if replay.norm is not None and replay.norm.shape == norms["own"].shape:
+            norms["verifier"] = replay.norm.float()
+        maps = {name: torch.from_numpy(ids)[None] for name, ids in map_readings(drafter, replay.v).items()}
+        first = Wiring(
+            config=replace(config, vocab=len(used)),
+            taps=taps,
+            norms=replay.norms,
+            map=next(iter(maps)),
+            embedding="own" if "own" in embeddings else "verifier",
+        )
+        return cls(replay, state, first, maps, embeddings, norms)
+
+    @cached_property
+    def documents(self) -> list[int]:
+        """Documents with a chain that counts."""
+        return self._scene(None, STEPS).documents[self._scene(None, STEPS).chains].unique().tolist()
+
+    def some(self, chains: int) -> list[int]:
+        """The first documents that together have so many chains."""
+        scene, found, have = self._scene(None, STEPS), list[int](), 0
+        counts = torch.bincount(scene.documents[scene.chains])
+        for document in self.documents:
+            if have < chains:
+                found.append(document)
+                have += int(counts[document])
+        return found
+
+    def run(self, wiring: Wiring, documents: Sequence[int] | None = None, steps: int = STEPS) -> Outcome:
+        """Evaluate a wiring on all documents or some of them."""
+        scene = self._scene(documents, STEPS)
+        key = (wiring.body, tuple(documents or ()), steps)
+        if key not in self._hidden:
+            if len(self._hidden) > 3:
+                self._hidden.pop(next(iter(self._hidden)))
+            self._hidden[key] = self._unrolled(wiring, scene, steps)
+        top = self.replay.teacher[wiring.norms]
+        at = (scene.rows[scene.chains] + 1 + wiring.label_shift)[:, None] + torch.arange(steps)  # [R, S]
+        document = scene.documents[scene.chains]
+        ids = self.maps[wiring.map]
+        part = (document % len(ids))[:, None].expand(-1, steps).flatten()
+        flat = Top(*(column[at.flatten()] for column in top))
+        found = [torch.empty(at.numel(), dtype=kind) for kind in (torch.float32, torch.float32, torch.bool, torch.float32, torch.int64)]
+        for p, line in enumerate(ids):
+            here = (part == p).nonzero()[:, 0]
+            for some in here.split(CHUNK):
+                values = _score(self._hidden[key][some], self.state["lm_head.weight"], line, Top(*(x[some] for x in flat)), self.replay.v)
+                for whole, value in zip(found, values, strict=True):
+                    whole[some] = value
+        return Outcome(*(x.view(-1, steps) for x in found), document)
+
+    @torch.inference_mode()
+    def _unrolled(self, wiring: Wiring, scene: _Scene, steps: int) -> Tensor:
+        """Inputs of the head [R * S, H]."""
+        drafter = self.drafter(wiring)
+        ids, where = self.replay.ids, torch.searchsorted(self.replay.embedding[0], self.replay.ids)
+        taps = torch.cat([self.replay.states[k][scene.rows] for k in wiring.taps], 1).float() * wiring.scale  # [N, A * Ht]
+        shifted = (scene.rows + 1 + wiring.token_shift).clamp(0, len(ids) - 1)
+        wanted = torch.zeros(len(scene.rows), dtype=torch.bool)
+        wanted[scene.chains] = True
+        mask = torch.stack([torch.roll(wanted, k) for k in range(steps)]).any(0)  # chains end inside their document: nothing wraps
+        parts = (where[shifted], taps, mask, scene.positions + 1, scene.documents)
+        out = unroll(drafter, _Batch(*(x[None] for x in parts)), steps)
+        rank = torch.full((len(scene.rows),), -1)
+        rank[scene.chains] = torch.arange(len(scene.chains))
+        place = rank[out.start[out.chain]]
+        hidden = out.hidden.new_empty(len(scene.chains) * steps, out.hidden.shape[1])
+        hidden[(place * steps + out.step)[place >= 0]] = out.hidden[place >= 0]
+        return hidden
+
+    def drafter(self, wiring: Wiring) -> Drafter:
+        """The module under a wiring; its embedding has the rows of the replay's tokens alone."""
+        state = dict(self.state)
+        if wiring.swapped:
+            for name in (f"layers.0.self_attn.{part}.weight" for part in INPUTS):
+                if name in state:
+                    state[name] = torch.cat(state[name].chunk(2, 1)[::-1], 1)
+        state["norm.weight"] = self.norms[wiring.final_norm]
+        drafter = Drafter.from_state(wiring.config, state, self.embeddings[wiring.embedding]).requires_grad_(False)
+        drafter.rope = _Rope(drafter.rope, wiring.advance)
+        return drafter
+
+    def _scene(self, documents: Sequence[int] | None, steps: int) -> _Scene:
+        every = self.replay.documents
+        rows = torch.arange(len(every)) if documents is None else torch.isin(every, torch.tensor(list(documents))).nonzero()[:, 0]
+        number = every[rows]
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), self.replay.ends[:-1]])
+        position = rows - starts[number]
+        left = self.replay.ends[number] - rows  # tokens from here to the end, this one included
+        mask = torch.nn.functional.pad(self.replay.loss_mask, (0, steps))
+        counted = (left > steps + 1) & torch.stack([mask[rows + 1 + k] for k in range(steps)]).all(0)
+        if not counted.any():
+            raise InputError(f"no answer of the replay is long enough for {steps} draft tokens: record more tokens")
+        return _Scene(rows, position, number, counted.nonzero()[:, 0])
+
+
+@torch.inference_mode()
+def _score(hidden: Tensor, head: Tensor, ids: Tensor, top: Top, v: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """loss, cost, hit, alpha, pred, all [n], of head inputs [n, H] with rows that stand for `ids` [K]."""
+    logits = hidden @ head.T  # [n, K]
+    lse = torch.logsumexp(logits, -1, keepdim=True)
+    pred = logits.argmax(-1)
+    row_of = torch.full((max(v, int(ids.max()) + 1, int(top.ids.max()) + 1),), -1)
+    row_of[ids[ids >= 0]] = (ids >= 0).nonzero()[:, 0]
+    rows = row_of[top.ids]  # [n, M]
+    known = rows >= 0
+    log_q = (logits.gather(1, rows.clamp_min(0)) - lse).masked_fill(~known, -math.log(v))
+    log_p = top.logits - top.lse[:, None]  # over V
+    p = log_p.exp()
+    inside = p * known
+    mass = inside.sum(1, keepdim=True).clamp_min(1e-30)
+    share = inside / mass
+    loss = (share * (log_p - mass.log() - log_q)).sum(1)
+    cost = -(p * log_q).sum(1) / p.sum(1)
+    alpha = torch.minimum(p, log_q.exp()).mul(known).sum(1)
+    return loss, cost, (ids[pred] == top.ids[:, 0]), alpha, pred
+
+
+def map_readings(drafter: DrafterCheckpoint, v: int) -> dict[str, np.ndarray]:
+    """Target ids [K] of the head's rows under each way to read the checkpoint's map, engines' way first; -1 for an id outside V."""
+    d2t, t2d = drafter.map_raw()
+    k = drafter.k
+    first = np.arange(k)
+    found = {}
+    if d2t is not None and d2t.shape == (k,):
+        values = np.nan_to_num(d2t.real.astype(np.float64), nan=-1e15, posinf=-1e15).astype(np.int64)
+        found = {"offset": values + first, "absolute": values}
+    found["first K"] = first
+    if t2d is not None and int(np.asarray(t2d).astype(bool).sum()) == k:
+        found["t2d"] = np.flatnonzero(t2d)
+    distinct: dict[str, np.ndarray] = {}
+    for name, ids in found.items():
+        ids = np.where((ids >= 0) & (ids < v), ids, -1)
+        if not any(np.array_equal(ids, other) for other in distinct.values()):
+            distinct[name] = ids
+    return distinct
+
+
+def tap_scan(bench: Bench, wiring: Wiring, documents: Sequence[int] | None = None) -> tuple[list[int], np.ndarray]:
+    """Each tap over all boundaries of the replay, the others as wired: (boundaries [n], gain or loss in nats [A, n]) at the first step."""
+    boundaries = sorted(bench.replay.states)
+    here = bench.run(wiring, documents, 1)
+    cells = np.zeros((len(wiring.taps), len(boundaries)))
+    for slot, wired in enumerate(wiring.taps):
+        for column, k in enumerate(boundaries):
+            if k != wired:
+                moved = replace(wiring, taps=(*wiring.taps[:slot], k, *wiring.taps[slot + 1 :]))
+                cells[slot, column] = float((bench.run(moved, documents, 1).loss - here.loss).double().mean())
+    return boundaries, cells
