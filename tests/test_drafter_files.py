@@ -65,14 +65,21 @@ def test_config_says_what_the_weights_and_the_file_say(tmp_path: Path) -> None:
     assert (latent.latent.qk_rope_head_dim, latent.latent.v_head_dim, latent.rope_interleaved) == (2, 4, True)
 
 
-def test_new_drafter_takes_sizes_head_and_norm_from_the_verifier(tmp_path: Path) -> None:
-    """Its rows are the verifier's rows of the mapped tokens, its final norm the verifier's; the seed decides the rest."""
+def test_new_drafter_is_the_verifiers_last_layer_on_the_last_tap(tmp_path: Path) -> None:
+    """Its rows are the verifier's rows of the mapped tokens, its logits have a variance near 1; the seed decides the rest."""
     folder = write_verifier(tmp_path / "v", Verifier())
     verifier, teacher = open_verifier(folder), Teacher.load(folder)
     vocab_map = VocabMap(np.array([9, 3, 40]), 64)
     first, again, other = (new_drafter(verifier, teacher, vocab_map, 3, seed) for seed in (0, 0, 1))
     assert torch.equal(first.lm_head.weight, teacher.head.weight[[9, 3, 40]])
-    assert torch.equal(first.norm.weight, teacher.norm.weight)
+    layer, last = first.layers[0], f"model.layers.{verifier.layers - 1}."
+    assert torch.equal(layer.mlp.up_proj.weight, verifier.tensor(f"{last}mlp.up_proj.weight").float())
+    assert torch.equal(layer.self_attn.k_proj.weight[:, 16:], verifier.tensor(f"{last}self_attn.k_proj.weight").float())
+    assert torch.equal(layer.hidden_norm.weight, verifier.tensor(f"{last}input_layernorm.weight").float())
+    normed = torch.nn.functional.rms_norm(torch.randn(4096, 16, generator=torch.Generator().manual_seed(0)), [16])
+    assert first.lm_head(normed * first.norm.weight).var().item() == pytest.approx(1, rel=0.3)
+    taps = torch.randn(5, 48)
+    torch.testing.assert_close(first.fuse(taps), taps[:, 32:], rtol=0, atol=0.5)
     assert torch.equal(first.fc.weight, again.fc.weight)
     assert not torch.equal(first.fc.weight, other.fc.weight)
     assert first.fc.weight.shape == (16, 48)
@@ -80,6 +87,16 @@ def test_new_drafter_takes_sizes_head_and_norm_from_the_verifier(tmp_path: Path)
     state = torch.random.get_rng_state()
     new_drafter(verifier, teacher, vocab_map, 3, 5)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_new_drafter_of_a_verifier_of_another_shape(tmp_path: Path) -> None:
+    """Weights that the verifier has in no fitting shape stay random: latent attention has none for plain queries."""
+    folder = write_verifier(tmp_path / "v", Verifier())
+    verifier, teacher = open_verifier(folder), Teacher.load(folder)
+    for name in [name for name in verifier.tensors if ".self_attn." in name]:
+        del verifier.tensors[name]
+    drafter = new_drafter(verifier, teacher, VocabMap(np.arange(64), 64), 3, 0)
+    assert drafter.layers[0].self_attn.q_proj.weight.isfinite().all()
 
 
 @pytest.mark.parametrize("k", [5, 64])

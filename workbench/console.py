@@ -77,15 +77,15 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def record_text(r: StepRecord, k: int) -> str:
-    """A line for a step record. k: draft vocabulary size."""
+def record_text(r: StepRecord, k: int | None) -> str:
+    """A line for a step record. k: draft vocabulary size of a drafter that has learnt something and should begin better than guessing."""
     accuracy = " ".join(f"{a:.3f}" for a in r.full_acc_k)
     losses = " ".join(f"{loss:.3f}" for loss in r.loss_k)
     line = f"step {r.step:>6}  epoch {r.epoch:.2f}  {r.phase:<8}  loss {r.loss:.3f} ({losses})  full_acc {accuracy}"
     if r.phase == "train":
         return f"{line}  lr {r.lr:.2e}  {r.tokens_per_s:,.0f} tokens/s"
     line += f"  coverage {r.coverage:.3f}  accept length {r.accept_length_simulated:.3f}{' (best)' if r.best else ''}"
-    if r.step == 0 and r.loss_k[0] > math.log(k):
+    if k is not None and r.step == 0 and r.loss_k[0] > math.log(k):
         line += (
             f"\nloss_0 is above ln K = {math.log(k):.2f}, worse than guessing: suspect the data path (map, taps, verifier), not the weights"
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.checkpoint import DrafterCheckpoint, VerifierCheckpoint, open_drafter, open_verifier, write_checkpoint
 from workbench.drafter import Drafter, DrafterConfig, LatentAttention
@@ -157,18 +157,37 @@ def new_config(verifier: VerifierCheckpoint, k: int, taps: int) -> DrafterConfig
 
 
 def new_drafter(verifier: VerifierCheckpoint, teacher: Teacher, vocab_map: VocabMap, taps: int, seed: int) -> Drafter:
-    """An untrained drafter with the verifier's head rows and final norm; all else is random by `seed`.
+    """An untrained drafter that starts as the verifier's last layer on top of the last tap.
 
-    So a hidden state means from the first step on what it means to the verifier.
+    Head rows are the verifier's; `fc` lets the last tap through; the layer has the verifier's weights wherever these have its shape, in
+    attention for the hidden half of the input. What is left is random by `seed`, made small. The final norm is flat, and as quiet as
+    gives logits a variance of 1: the verifier's own one makes a drafter that knows nothing sure of it (a loss far above ln K).
     """
     config = new_config(verifier, vocab_map.k, taps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config, fitting_embedding(config, teacher.embedding.weight, verifier.location))
     with torch.no_grad():
-        drafter.lm_head.weight.copy_(teacher.rows(torch.tensor(vocab_map.ids)))
-        drafter.norm.weight.copy_(teacher.norm.weight)
+        rows = drafter.lm_head.weight.copy_(teacher.rows(torch.tensor(vocab_map.ids)))
+        drafter.norm.weight.fill_(1 / rows.norm(dim=1).mean())
+        drafter.fc.weight.mul_(0.1)[:, -config.hidden :] += torch.eye(config.hidden)
+        _copy_last_layer(drafter.layers[0], verifier)
     return drafter
+
+
+def _copy_last_layer(layer: nn.Module, verifier: VerifierCheckpoint) -> None:
+    """The weights of the verifier's last layer, where it has them in the shape that the drafter's first layer needs."""
+    ending = f"layers.{verifier.layers - 1}."
+    for name, own in layer.named_parameters():
+        theirs = "input_layernorm.weight" if name == "hidden_norm.weight" else name
+        disk = next((disk for disk in verifier.tensors if disk.endswith(f".{ending}{theirs}")), None)
+        if disk is None or name == "input_layernorm.weight" or verifier.info(disk).dtype not in ("F32", "F16", "BF16"):
+            continue
+        weight = verifier.tensor(disk).float()
+        if weight.shape == own.shape:
+            own.copy_(weight)
+        elif weight.ndim == 2 and weight.shape == (own.shape[0], own.shape[1] // 2):
+            own.mul_(0.3)[:, weight.shape[1] :] = weight
 
 
 def eagle_form(config: DrafterConfig, taps: Sequence[int]) -> Form:

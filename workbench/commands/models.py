@@ -87,11 +87,11 @@ def train(
             about=about,
             stop=interrupted,
         )
-        main_process, shown = training.is_main_process(), 0.0
+        main_process, shown, k = training.is_main_process(), 0.0, None if drafter == "new" else begun.vocab_map.k
         for record in records:
             if main_process and (record.phase == "held-out" or time.monotonic() - shown > EVERY):
                 shown = time.monotonic()
-                progress(record_text(record, begun.vocab_map.k))
+                progress(record_text(record, k))
     if interrupted():
         progress(f"stopped: the same command goes on from here ({out})")
         raise KeyboardInterrupt
