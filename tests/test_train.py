@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.tiny_lab import TAPS, K, TinyLab, V, tiny_lab
 from workbench import train_folder
 from workbench.checkpoint import open_drafter
-from workbench.drafter_files import Start
+from workbench.drafter_files import Start, write_drafter
 from workbench.errors import InputError
 from workbench.losses import OBJECTIVES as LOSSES
 from workbench.losses import score, totals
@@ -509,6 +509,27 @@ def test_train_gives_the_contract_and_resumes(lab, workbench, tmp_path) -> None:
     assert (other.code, other.out) == (2, "")
     assert "settings.lr was 0.001 and is 0.5" in other.err
     assert workbench(*common, "--drafter", tmp_path / "run" / "drafter", "--out", tmp_path / "tuned").code == 0
+
+
+def test_made_rows_alone_are_trained_after_a_remap(lab, workbench, tmp_path) -> None:
+    """`remap`, then `train --made-rows`: the kept rows and the body keep their bits, made rows change; elsewhere the option is refused."""
+    begun = lab.start()
+    (tmp_path / "parent").mkdir()
+    write_drafter(tmp_path / "parent", begun.drafter, begun.vocab_map, begun.form)
+    VocabMap(np.arange(V - K, V), V).write(tmp_path / "child")
+    common = ["--verifier", lab.root / "verifier"]
+    remapped = ["remap", tmp_path / "parent", "--to", tmp_path / "child", "--out", tmp_path / "remapped", "--init", "mean", *common]
+    assert workbench(*remapped).code == 0
+    made = np.load(tmp_path / "remapped" / "remap_rows.npy") < 0
+    training = ["train", *common, "--states", lab.root / "states", "--length", 40, "--max-steps", 3, "--lr", 0.01, "--made-rows"]
+    assert workbench(*training, "--drafter", tmp_path / "remapped", "--out", tmp_path / "run").code == 0
+    before, after = (open_drafter(tmp_path / name) for name in ("remapped", "run/drafter"))
+    for name in before.names:
+        same_rows = (before.array(name) == after.array(name)).reshape(before.info(name).shape[0], -1).all(1)
+        assert same_rows.tolist() == (~made if name == "lm_head.weight" else same_rows | True).tolist(), name
+    refused = workbench(*training, "--drafter", tmp_path / "parent", "--out", tmp_path / "no")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--made-rows" in refused.err
 
 
 @pytest.mark.parametrize(

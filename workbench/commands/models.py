@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.console import EVERY, Json, Out, app, interruptible, numbers, one_option_a_field, progress, record_text, show
+from workbench.errors import InputError
 from workbench.runs import check_destination
 from workbench.train_settings import TrainSettings
 
@@ -59,6 +60,9 @@ def train(
     out: Annotated[Path, typer.Option("--out", help="Run folder: new, or the one of this very command, which then resumes.")],
     held_out: Annotated[str, typer.Option(help="Stored states to evaluate on; without them nothing is evaluated.")] = "",
     map_path: Annotated[str, typer.Option("--map", help="Draft vocabulary of a new drafter, or `full`.")] = "",
+    made_rows: Annotated[
+        bool, typer.Option("--made-rows", help="Train nothing but the head rows that a remap had to make: a warm-up before the rest.")
+    ] = False,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -68,9 +72,13 @@ def train(
     """
     from workbench import train as training
     from workbench.drafter_files import start
+    from workbench.remap import initialised_rows
     from workbench.states import read_states
     from workbench.train_folder import summary
 
+    only_rows = initialised_rows(drafter) if made_rows else None
+    if made_rows and only_rows is None:
+        raise InputError(f"--made-rows: {drafter} is not a folder that `workbench remap` wrote, so no row of it was made; leave it out")
     settings, stored = TrainSettings(**given), read_states(states)
     begun = start(drafter, verifier, map_path, stored.tap_ids, stored.a, settings.seed)
     about = {"drafter": drafter, "verifier": verifier, "map": map_path, "states": states, "held_out": held_out}
@@ -85,6 +93,7 @@ def train(
             out=out,
             form=begun.form,
             about=about,
+            only_rows=only_rows,
             stop=interrupted,
         )
         main_process, shown, k = training.is_main_process(), 0.0, None if drafter == "new" else begun.vocab_map.k
