@@ -11,6 +11,7 @@ Notable:
 
 import ast
 import json
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -119,13 +120,19 @@ def check(cls: type, given: dict[str, Any], base: Path | None = None) -> Any:
 
     base: the folder that relative paths are resolved against; None leaves them as they are.
     """
-    known = {f.name: f for f in fields(cls)}
-    for name in given:
-        refuse_unknown(name, list(known))
+    known = check_names(cls, given)
     values = {name: in_range(known[name], _typed(known[name], value)) for name, value in given.items()}
     if base is not None:
         values |= {name: _located(known[name], value, base) for name, value in values.items() if value}
     return cls(**values)
+
+
+def check_names(cls: type, given: Iterable[str]) -> dict[str, Field]:
+    """The fields of `cls` by name; InputError when a given name is none of them."""
+    known = {f.name: f for f in fields(cls)}
+    for name in given:
+        refuse_unknown(name, list(known))
+    return known
 
 
 def from_cell(cls: type, namespace: dict[str, Any]) -> Any:

@@ -11,9 +11,10 @@ Notable:
 
 import re
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -135,22 +136,24 @@ def _execute(path: Path, executed: Path, values: dict[str, Any], reached: list[i
         if cell.cell_type == "markdown" and cell.source.startswith("## "):
             progress(f"{path.stem}: {cell.source.splitlines()[0][3:]}")
 
-    papermill.execute_notebook(
-        path,
-        executed,
-        parameters=values,
-        kernel_name="python3",
-        language="python",
-        progress_bar=False,
-        start_timeout=START_SECONDS,
-        execution_timeout=cell_seconds,
-        skip_cells_with_tag="interactive",
-        coalesce_streams=True,
-        store_widget_state=False,
-        shutdown_kernel="immediate",
-        on_cell_start=on_cell_start,
-        config=Config({"KernelManager": {"transport": "ipc"}}),  # no ports: runs side by side cannot take each other's
-    )
+    # no ports, and sockets in a folder of their own: runs side by side cannot take each other's
+    with tempfile.TemporaryDirectory(prefix="workbench-") as sockets:
+        papermill.execute_notebook(
+            path,
+            executed,
+            parameters=values,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            start_timeout=START_SECONDS,
+            execution_timeout=cell_seconds,
+            skip_cells_with_tag="interactive",
+            coalesce_streams=True,
+            store_widget_state=False,
+            shutdown_kernel="immediate",
+            on_cell_start=on_cell_start,
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+        )
 
 
 @contextmanager
@@ -265,12 +268,30 @@ def lab_report(out: str | Path | None = None, progress: Progress = quiet) -> lis
     return results
 
 
-def write_index(folder: Path, results: list[RunResult], title: str) -> Path:
-    """index.html: every run with its page, status and headline numbers; failed ones first, with the sentence that says why."""
+def write_index(folder: Path, results: Sequence[RunResult], title: str, differs: Sequence[str] = ()) -> Path:
+    """index.html: a table of all runs' headline numbers, then every run with its page; failed ones first, with the sentence that says why.
+
+    differs: for each result what tells its run from the others.
+    """
     runs = []
-    for result in sorted(results, key=lambda r: r.status == "ok"):
-        found = RunFolder(Path(result.html).parent).read("results.json")
-        runs.append({**result.to_json(), "link": Path(result.html).relative_to(folder).as_posix(), **found})
+    for result, words in zip(results, differs or [""] * len(results), strict=True):
+        found = RunFolder(Path(result.html).parent).read("results.json") if result.html else {"verdict": [], "warnings": []}
+        link = Path(result.html).relative_to(folder).as_posix() if result.html else ""
+        runs.append({**result.to_json(), "link": link, "differs": words, **found})
+    runs.sort(key=lambda run: run["status"] == "ok")
     with atomic_file(folder / "index.html", replace=True) as work:
-        work.write_text(_render("index.html.j2", title=title, runs=runs), "utf-8")
+        work.write_text(_render("index.html.j2", title=title, runs=runs, table=_headlines(runs)), "utf-8")
     return folder / "index.html"
+
+
+def _headlines(runs: Sequence[dict[str, Any]]) -> str:
+    """One row a run, one column a headline number, as HTML that sorts in the page."""
+    labels = list(dict.fromkeys(entry["label"] for run in runs for entry in run["verdict"]))
+    columns = [figures.Column(name) for name in ("run", "what differs", "status")]
+    columns += [figures.Column("seconds", "number"), *(figures.Column(label, "number") for label in labels)]
+    rows = []
+    for run in runs:
+        numbers = {entry["label"]: entry["value"] for entry in run["verdict"] if isinstance(entry["value"], int | float)}
+        shown = [numbers.get(label) for label in labels]
+        rows.append([run["notebook"], run["differs"], run["status"], run["seconds"], *(n and float(f"{n:.4g}") for n in shown)])
+    return figures.Table(columns, rows).to_html()

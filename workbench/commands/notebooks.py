@@ -39,6 +39,42 @@ def report(
     _show_runs(lab_report(out, progress), as_json)
 
 
+@app.command()
+def batch(
+    file: Annotated[str, typer.Argument(metavar="SWEEP.yaml", help="The runs: `grid` and `runs` over notebooks and parameters.")],
+    jobs: Annotated[int, typer.Option(help="Runs at a time on this machine.", min=1)] = 1,
+    scheduler: Annotated[str, typer.Option(help="Address of a Dask scheduler, tcp://host:8786: run on its workers instead.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the sweep, default runs/NAME; an unfinished one goes on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a sweep of notebooks; goes on after failures, resumes what is not done, compares all runs on one page.
+
+    Example: `workbench batch notebooks/params/sweep.yaml --jobs 2`
+    """
+    from workbench.sweep import read_sweep, run_sweep
+
+    folder = out or Path("runs") / Path(file).stem
+    results = run_sweep(read_sweep(file), folder, jobs, scheduler, progress)
+    progress(f"index: {folder / 'index.html'}")
+    _show_runs(results, as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, two or more.")],
+    as_json: Json = False,
+) -> None:
+    """What differs between runs: parameters, versions, numbers.
+
+    Example: `workbench compare runs/first runs/second`
+    """
+    from workbench.sweep import compare as compare_runs
+    from workbench.sweep import compare_text
+
+    changed = compare_runs(runs)
+    show(changed, as_json, compare_text(runs, changed))
+
+
 def _show_runs(results: list[Any], as_json: bool) -> None:
     rows = [r.to_json() for r in results]
     lines = [
