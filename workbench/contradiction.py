@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from workbench.accept import (
+    Estimate,
     compare_round_costs,
     conditional_rates,
     constant_rate,
@@ -184,20 +185,25 @@ SERVED_WORSE = [
 ]
 
 
-def metric_contradiction(rates: float | Sequence[float], served: Served, where: str, kind: str = "joint") -> list[Finding]:
-    """Accept length that training predicts against the served one. A single accuracy of step 0 (kind "marginal") stands for every step."""
+def predict(rates: float | Sequence[float], draft_tokens: int, kind: str = "joint") -> Estimate:
+    """Accept length that a training's rates predict. A single accuracy of step 0 (kind "marginal") stands for every step; steps beyond the
+    trained ones are taken to go on as the last one did."""
     values = [rates] if isinstance(rates, (int, float)) else list(rates)
-    more = served.draft_tokens - len(values)
-    last = float(conditional_rates(values)[-1])  # steps beyond the trained ones are taken to go on as the last one did
-    values += [values[-1] * last ** (n + 1) if kind == "joint" else values[-1] for n in range(more)]
-    predicted = expected_accept_length(values, kind, served.draft_tokens)
+    last = float(conditional_rates(values)[-1])
+    values += [values[-1] * last ** (n + 1) if kind == "joint" else values[-1] for n in range(draft_tokens - len(values))]
+    return expected_accept_length(values, kind, draft_tokens)
+
+
+def metric_contradiction(rates: float | Sequence[float], served: Served, where: str, kind: str = "joint") -> list[Finding]:
+    """Accept length that training predicts (see `predict`) against the served one."""
+    predicted = predict(rates, served.draft_tokens, kind)
     gap, kept = served.accept_length - predicted.value, (served.accept_length - 1) / max(predicted.value - 1, 1e-9)
     if abs(gap) <= max(LEAST_GAP, served.half_width) or LEAST_KEPT <= kept <= 1 / LEAST_KEPT:
         return []
     side = "better served than trained, so suspect the data path of training, not the weights" if gap > 0 else "worse served than trained"
     title = f"Training predicts accept length {predicted.value:.2f}, {served.name} has {served.accept_length:g}: {side}"
     evidence = {
-        "rates": values,
+        "rates": rates if isinstance(rates, (int, float)) else list(rates),
         "kind": kind,
         "predicted": predicted.value,
         "bounds": [predicted.low, predicted.high],
