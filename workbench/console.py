@@ -90,3 +90,21 @@ def record_text(r: StepRecord, k: int | None) -> str:
             f"\nloss_0 is above ln K = {math.log(k):.2f}, worse than guessing: suspect the data path (map, taps, verifier), not the weights"
         )
     return line
+
+
+def acceptance_text(r: dict[str, Any]) -> str:
+    """The result of `accept` for people."""
+    spread = f" (95 % {r['ci95'][0]:.3f} to {r['ci95'][1]:.3f})" if r["ci95"] else ""
+    lines = [
+        f"accept length  {r['accept_length']:.3f}{spread}",
+        f"measured on    {r['prompts']} prompts, {r['verify_passes']:,} verify passes of {r['draft_tokens']} draft tokens",
+        f"by position    {' '.join(f'{rate:.3f}' for rate in r['per_position'])} of the passes accept so far",
+    ]
+    speed, plain = r["tokens_per_s"], r["baseline_tokens_per_s"]
+    if speed and plain:
+        cost = r["accept_length"] * plain / speed
+        lines.append(f"throughput     {speed:.1f} tokens/s, {plain:.1f} without the drafter: {speed / plain:.2f} x")
+        lines.append(f"round cost     {cost:.2f} plain steps: the accept length to break even")
+    if r["lossless"] is not None:
+        lines.append(f"answers        {'equal' if r['lossless'] else 'DIFFER FROM'} the verifier's own, token for token")
+    return "\n".join(lines)

@@ -69,6 +69,21 @@ class DynamicTree:
 Shape = StaticTree | DynamicTree
 
 
+def parse_shape(draft_tokens: int, tree: str) -> Shape:
+    """A chain of `draft_tokens`; or the tree that a text describes: `-1,-1,0,0` by its parents, `5x4x12` by depth, width and size."""
+    if not tree:
+        return StaticTree.chain(draft_tokens)
+    try:
+        if "x" in tree:
+            depth, width, size = (int(word) for word in tree.split("x"))
+            return DynamicTree(depth, width, size)
+        return StaticTree(tuple(int(word) for word in tree.split(",")))
+    except ValueError as error:
+        raise InputError(
+            f"tree {tree!r} is none: expected parents such as -1,-1,0,0 or depth x width x draft tokens such as 5x4x12"
+        ) from error
+
+
 def depths(parents: Sequence[int]) -> list[int]:
     """Draft tokens on the way to each node, itself included: 1 for a child of the root."""
     found: list[int] = []

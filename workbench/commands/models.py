@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.console import EVERY, Json, Out, app, interruptible, numbers, one_option_a_field, progress, record_text, show
+from workbench.console import (
+    EVERY,
+    Json,
+    Out,
+    acceptance_text,
+    app,
+    interruptible,
+    numbers,
+    one_option_a_field,
+    progress,
+    record_text,
+    show,
+)
 from workbench.errors import InputError
 from workbench.runs import check_destination
 from workbench.train_settings import TrainSettings
@@ -107,3 +119,58 @@ def train(
     if main_process:
         result = summary(out)
         print(json.dumps(result, allow_nan=False) if as_json else f"trained {result['steps']} steps: {out / 'drafter'}")
+
+
+@app.command()
+def accept(
+    drafter: Annotated[str, typer.Option(help="Drafter: folder or Hugging Face id.")],
+    verifier: Annotated[str, typer.Option(help="Its verifier: folder or Hugging Face id.")],
+    prompts: Annotated[str, typer.Option(help="Prompt file; of a chat, the last answer is left out and generated anew.")],
+    draft_tokens: Annotated[int, typer.Option(help="Draft tokens a pass, without the root (vLLM's 3 is SGLang's 4).", min=1)] = 3,
+    tree: Annotated[
+        str, typer.Option(help="Draft a tree instead: its parents (-1,-1,0,0), or depth x width x draft tokens (5x4x12).")
+    ] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 64,
+    limit: Annotated[int, typer.Option(help="Only so many prompts, from the top; 0 for all.", min=0)] = 0,
+    split: Annotated[str, typer.Option(help="Only records whose `split` is this.")] = "",
+    temperature: Annotated[float, typer.Option(help="Sample instead of taking the likeliest token (builtin only).", min=0.0)] = 0.0,
+    engine: Annotated[
+        str, typer.Option(help="What decodes: builtin, vllm or sglang (the two of `make engines`, or see --url).")
+    ] = "builtin",
+    url: Annotated[str, typer.Option(help="A vLLM or SGLang server that runs with this drafter.")] = "",
+    baseline_url: Annotated[str, typer.Option(help="One that runs without, for the throughput without speculation.")] = "",
+    concurrency: Annotated[int, typer.Option(help="Requests at a time at a server.", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """Measure accept length and throughput: real speculative decoding, here or in an engine, against plain decoding.
+
+    Example: `workbench accept --drafter my-drafter --verifier my-verifier --prompts data/lab/prompts.jsonl --split heldout --limit 32`
+    """
+    from workbench.acceptance import contract, decode
+    from workbench.corpus import of_split, prompt_ids, read_prompts
+    from workbench.decode import load_pair
+    from workbench.draft_trees import parse_shape
+    from workbench.engines import ENGINES, measure
+    from workbench.tokens import load_tokenizer
+    from workbench.verifier import end_tokens
+
+    shape = parse_shape(draft_tokens, tree)
+    if engine not in ("builtin", *ENGINES):
+        raise InputError(f"--engine {engine!r} is not known: expected builtin, {' or '.join(ENGINES)}")
+    if engine == "builtin" and (url or baseline_url or concurrency > 1):
+        raise InputError("--url, --baseline-url and --concurrency are about servers: say which with --engine vllm or --engine sglang")
+    if engine != "builtin" and (tree or temperature):
+        raise InputError("--tree and --temperature are for builtin decoding: servers are measured greedily, on chains")
+    records = of_split(read_prompts(prompts), split)[: limit or None]
+    tokenizer = None if all(record.prompt_ids for record in records) else load_tokenizer(verifier)
+    ids = [prompt_ids(record, tokenizer) for record in records]
+    if engine == "builtin":
+        pair = load_pair(drafter, verifier)
+        run, baseline = decode(pair, ids, shape, max_new_tokens, end_tokens(pair.verifier), temperature, progress)
+        draft_tokens = shape.size
+    else:
+        places = (drafter, verifier, url, baseline_url)
+        run, baseline = measure(engine, *places, ids, max_new_tokens, draft_tokens, concurrency, progress)
+        draft_tokens = len(run.prefix) or draft_tokens
+    result = contract(run, baseline, draft_tokens, greedy=not temperature)
+    show(result, as_json, acceptance_text(result))
