@@ -6,9 +6,11 @@ With --json the only thing on stdout is one JSON document; progress goes to stde
 
 import sys
 
+import workbench.commands.doctor
 import workbench.commands.files
 import workbench.commands.models
-import workbench.commands.notebooks  # noqa: F401
+import workbench.commands.notebooks
+import workbench.commands.wiring  # noqa: F401
 from workbench.console import app
 from workbench.errors import InputError
 

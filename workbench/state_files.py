@@ -118,7 +118,8 @@ class ArrowFolder:
                 states = states.to(torch.bfloat16) * tensors.get_tensor("hidden_states_scales").to(torch.bfloat16).reshape(-1, 1, 1)
         if not torch.equal(ids.long(), row["input_ids"]):
             raise InputError(
-                f"{where}: its token_ids are not the input_ids of row {i}: states and table do not belong together; extract anew"
+                f"{where}: its token_ids are not the input_ids of row {i}: states and table do not belong together; extract anew",
+                "label-shift",
             )
         return assemble(ids, row["loss_mask"], states[:, :-1], states[:, -1], False, where)
 

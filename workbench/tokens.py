@@ -43,7 +43,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
     """The raw bytes of each token id, b"" for ids without a token; `tokenizer` is a loaded one, a folder or a Hugging Face id."""
-    tables = _tables(tokenizer)
+    tables = token_tables(tokenizer)
     vocabulary, kinds = tables["vocab"], tables["kinds"]
     added = {token["id"]: token["content"] for token in tables["added"]}
     pieces = [b""] * (max([*vocabulary.values(), *added], default=-1) + 1)
@@ -64,7 +64,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 
 def special_ids(tokenizer: Any) -> list[int]:
     """Ids of the special tokens (not of other added tokens), ascending; `tokenizer` as for `token_bytes`."""
-    return sorted(token["id"] for token in _tables(tokenizer)["added"] if token["special"])
+    return sorted(token["id"] for token in token_tables(tokenizer)["added"] if token["special"])
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -75,7 +75,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def _tables(tokenizer: Any) -> dict[str, Any]:
+def token_tables(tokenizer: Any) -> dict[str, Any]:
     """vocab {piece: id}, added [{id, content, special}], kinds {names of the decoders}: what the bytes of a token depend on."""
     if isinstance(tokenizer, str | Path):
         place = Path(tokenizer).expanduser()

@@ -1,0 +1,48 @@
+"""The doctor: every check over a drafter and what belongs to it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from workbench.console import Json, app, show
+
+
+@app.command()
+def doctor(
+    drafter: Annotated[str, typer.Argument(help="Drafter: folder, file or Hugging Face id.")],
+    verifier: Annotated[str, typer.Option(help="Its verifier: folder or Hugging Face id.")] = "",
+    parent: Annotated[str, typer.Option(help="The drafter that it was made from.")] = "",
+    mapping: Annotated[str, typer.Option(help="The map that training labels go through, where it lies apart.")] = "",
+    states: Annotated[str, typer.Option(help="Stored hidden states that it is trained on.")] = "",
+    replay: Annotated[str, typer.Option(help="A recording (see `workbench replay`).")] = "",
+    log: Annotated[list[str] | None, typer.Option(help="Training or serving log; may be given several times.")] = None,
+    metrics: Annotated[str, typer.Option(help="Figures of a server: a file, or the address of its /metrics.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="The verifier's tokenizer folder.")] = "",
+    run: Annotated[str, typer.Option(help="Settings of the training run, YAML or JSON, or its folder.")] = "",
+    counts: Annotated[str, typer.Option(help="Token counts of the verifier's answers, per slice.")] = "",
+    as_json: Json = False,
+) -> None:
+    """What is wrong with a drafter, by name, and how to cure it; silent where nothing is. Writes nothing.
+
+    Example: `workbench doctor my-drafter --verifier my-verifier --states runs/states --log train.log`
+    """
+    from workbench.doctor import diagnose
+
+    inputs = {"verifier": verifier, "parent": parent, "mapping": mapping, "states": states, "replay": replay, "metrics": metrics}
+    found = diagnose(drafter, **inputs, logs=log or [], tokenizer=tokenizer, run=run, counts=counts)
+    result = found.to_json()
+    show(result, as_json, _text(result))
+    raise typer.Exit(int(result["verdict"] == "errors"))
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = []
+    for one in result["findings"]:
+        lines += [f"{one['severity']:<8} {one['code']}  {one['title']}", f"         in {one['where']}"]
+        lines += [f"         {key}: {str(value)[:160]}" for key, value in one["evidence"].items() if value is not None]
+        lines += [f"         cure: {one['remedy']}"] if one["remedy"] else []
+    needs: dict[str, list[str]] = {}
+    for one in result["skipped"]:
+        needs.setdefault(one["needs"], []).append(one["check"])
+    lines += [f"skipped without {need}: {', '.join(names)}" for need, names in needs.items()]
+    return "\n".join([*lines, f"verdict: {result['verdict']}"])
