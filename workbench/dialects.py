@@ -204,7 +204,7 @@ def recognise(names: Mapping[str, str], settings: Mapping[str, Setting], full_vo
         name = "torchspec"  # the only one with midlayer names and DeepSeek's attention
     elif full_vocabulary and not mapped and ("draft_vocab_size" not in settings or "Eagle3" in architectures):
         name = "torchspec"
-    elif _engine_ids(settings) is not None:
+    elif _engine_ids(settings) is not None or ids == "eagle_aux_hidden_state_layer_ids":
         name = "eagle"  # written to be served: EAGLE's tensors and the config of engines
     elif ids.startswith("eagle_config") or not {"target_hidden_size", "fc_norm", "norm_output"}.isdisjoint(settings):
         name = "specforge"

@@ -118,8 +118,8 @@ def record(
     split: only prompts of that split. boundaries: which states to keep, default all 0..n. States are kept in bfloat16, as training
     data are. Raises InputError when nothing is supervised.
     """
-    tokenizer, opened = load_tokenizer(verifier), open_verifier(verifier)
-    chosen = of_split(read_prompts(prompts), split)
+    chosen, opened = of_split(read_prompts(prompts), split), open_verifier(verifier)
+    tokenizer = None if all(prompt.prompt_ids is not None for prompt in chosen) else load_tokenizer(verifier)
     model = load_verifier(verifier)
     texts = _texts(chosen, tokenizer, model, opened, tokens, progress)
     kept = sorted({*(range(opened.layers + 1) if boundaries is None else boundaries), opened.layers})
@@ -131,7 +131,7 @@ def record(
     about = {
         "verifier": str(verifier),
         "weights": model_fingerprint(model),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer else None,
         "template": hashlib.sha256(str(getattr(tokenizer, "chat_template", None)).encode()).hexdigest(),
         "prompts": str(prompts),
         "states": "captured",

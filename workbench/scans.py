@@ -3,14 +3,13 @@
 Notable: a `Wiring` is everything that may be got wrong between weights and inputs; `Bench.run` evaluates one and returns what became of
 each (chain, TTT step), so two wirings are compared on the same tokens. Only chains count whose S targets are all supervised and that stay
 inside their document under every shift, so no reading changes which tokens are looked at.
-The loss is KL against the verifier's TOP tokens, renormalised over the draft vocabulary as trainers do; readings of *another map* are
-compared by `cost` instead, the cross-entropy in which a token without a row costs ln V.
+The loss is KL against the verifier's TOP tokens, renormalised over the draft vocabulary as trainers do. Readings that change what is right
+(another map, another teacher) are compared by `cost` instead, the cross-entropy of the verifier's top token: KL would reward a flat
+teacher or a small vocabulary. A token without a row costs ln V.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.accept import bootstrap_ratio
-from workbench.checkpoint import DrafterCheckpoint, VerifierCheckpoint
+from workbench.checkpoint import DrafterCheckpoint
 from workbench.drafter import Drafter, DrafterConfig
 from workbench.drafter_files import VOCABULARY, config_of
 from workbench.errors import InputError
@@ -27,7 +26,8 @@ from workbench.unroll import unroll
 
 STEPS = 3
 CHUNK = 512  # pairs whose logits are held at once
-CERTAIN = 4.0  # standard errors over sequences that decide; some sixty readings are tried
+LEVEL = 0.998  # of the interval that decides: some fifty readings are tried
+LEAST = 0.01  # nats a token below which a difference is no matter
 INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")  # read the joined input of the first layer
 
 
@@ -76,41 +76,34 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A wiring less another on the same tokens: nats a token with its interval (bootstrap over sequences) and standard error."""
+    """A wiring less another on the same tokens: nats a token, its 95 % interval (bootstrap over sequences), and the verdict."""
 
     loss: float
     low: float
     high: float
-    error: float
     accept_length: float
-
-    @property
-    def verdict(self) -> str:
-        """better or worse beyond CERTAIN standard errors, else undecidable: what lies in the interval may be so."""
-        sure = abs(self.loss) > CERTAIN * self.error and not self.low <= 0 <= self.high
-        return "undecidable" if not sure else "better" if self.loss < 0 else "worse"
+    verdict: str  # better | worse | undecidable: too small or too uncertain; what lies in the interval may be so
+    chains: int
 
 
-def difference(new: Outcome, old: Outcome, other_map: bool = False) -> Difference:
-    """`new` less `old`, paired. other_map: the two speak different draft vocabularies, so OOV tokens have to cost something."""
-    gap = (new.cost - old.cost if other_map else new.loss - old.loss).double().mean(1)  # [R]
+def difference(new: Outcome, old: Outcome, by_cost: bool = False) -> Difference:
+    """`new` less `old`, paired. by_cost: what is right differs between the two, so only the verifier's top token counts."""
+    gap = (new.cost - old.cost if by_cost else new.loss - old.loss).double().mean(1)  # [R]
     _, place = old.document.unique(return_inverse=True)
     count = torch.bincount(place).double()
     total = torch.zeros_like(count).index_add_(0, place, gap)
     mean = float(total.sum() / count.sum())
-    low, high = bootstrap_ratio(total.numpy(), count.numpy(), draws=1000).tolist()
-    n = len(count)
-    spread = float((total - mean * count).square().sum() * n / max(n - 1, 1)) ** 0.5 / float(count.sum()) if n > 1 else math.inf
-    return Difference(mean, low, high, spread, new.accept_length() - old.accept_length())
+    (low, high), sure = (bootstrap_ratio(total.numpy(), count.numpy(), draws=4000, level=level).tolist() for level in (0.95, LEVEL))
+    verdict = "better" if sure[1] < 0 and mean < -LEAST else "worse" if sure[0] > 0 and mean > LEAST else "undecidable"
+    return Difference(mean, low, high, new.accept_length() - old.accept_length(), verdict, len(gap))
 
 
 class _Scene(NamedTuple):
-    """The rows of some documents, and the chains in them that count."""
+    """Of each token [N] its place within its document and that document's number, and the chains [R] that count, by token."""
 
-    rows: Tensor  # [N] token numbers in the replay
-    positions: Tensor  # [N] within the document
+    positions: Tensor
     documents: Tensor
-    chains: Tensor  # [R] index into rows
+    chains: Tensor
 
 
 @dataclass
@@ -146,9 +139,10 @@ class Bench:
     embeddings: dict[str, Tensor]  # rows of the tokens that occur [U, H]
     norms: dict[str, Tensor]
     _hidden: dict[Any, Tensor] = field(default_factory=dict)
+    _modules: dict[str, Drafter] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, replay: Replay, drafter: DrafterCheckpoint, verifier: VerifierCheckpoint | None = None) -> "Bench":
+    def open(cls, replay: Replay, drafter: DrafterCheckpoint) -> "Bench":
         """The drafter as its checkpoint says it is wired. replay: complete. Raises InputError for what does not fit together."""
         config = config_of(drafter)
         width, layers = next(iter(replay.states.values())).shape[1], replay.layers
@@ -166,7 +160,9 @@ class Bench:
         if "embed_tokens.weight" in drafter.names:
             embeddings["own"] = drafter.tensor("embed_tokens.weight", rows=used.numpy()).float()
         if not embeddings:
-            raise InputError(f"{drafter.location} is {config.hidden} wide, its verifier {rows.shape[1]}, and it has no embedding of its own")
+            raise InputError(
+                f"{drafter.location} is {config.hidden} wide, its verifier {rows.shape[1]}, and it has no embedding of its own"
+            )
         norms = {"own": state["norm.weight"], "ones": torch.ones_like(state["norm.weight"])}
         if replay.norm is not None and replay.norm.shape == norms["own"].shape:
             norms["verifier"] = replay.norm.float()
@@ -180,40 +176,22 @@ class Bench:
         )
         return cls(replay, state, first, maps, embeddings, norms)
 
-    @cached_property
-    def documents(self) -> list[int]:
-        """Documents with a chain that counts."""
-        return self._scene(None, STEPS).documents[self._scene(None, STEPS).chains].unique().tolist()
-
-    def some(self, chains: int) -> list[int]:
-        """The first documents that together have so many chains."""
-        scene, found, have = self._scene(None, STEPS), list[int](), 0
-        counts = torch.bincount(scene.documents[scene.chains])
-        for document in self.documents:
-            if have < chains:
-                found.append(document)
-                have += int(counts[document])
-        return found
-
-    def run(self, wiring: Wiring, documents: Sequence[int] | None = None, steps: int = STEPS) -> Outcome:
-        """Evaluate a wiring on all documents or some of them."""
-        scene = self._scene(documents, STEPS)
-        key = (wiring.body, tuple(documents or ()), steps)
+    def run(self, wiring: Wiring, most: int | None = None, steps: int = STEPS) -> Outcome:
+        """Evaluate a wiring on all chains, or on the first `most` of each document."""
+        scene = self.scene(most)
+        key = (wiring.body, most, steps)
         if key not in self._hidden:
             if len(self._hidden) > 3:
                 self._hidden.pop(next(iter(self._hidden)))
             self._hidden[key] = self._unrolled(wiring, scene, steps)
-        top = self.replay.teacher[wiring.norms]
-        at = (scene.rows[scene.chains] + 1 + wiring.label_shift)[:, None] + torch.arange(steps)  # [R, S]
+        at = (scene.chains + 1 + wiring.label_shift)[:, None] + torch.arange(steps)  # [R, S]
         document = scene.documents[scene.chains]
-        ids = self.maps[wiring.map]
-        part = (document % len(ids))[:, None].expand(-1, steps).flatten()
-        flat = Top(*(column[at.flatten()] for column in top))
+        lines, top = self.maps[wiring.map], Top(*(column[at.flatten()] for column in self.replay.teacher[wiring.norms]))
+        part = (document % len(lines)).repeat_interleave(steps)
         found = [torch.empty(at.numel(), dtype=kind) for kind in (torch.float32, torch.float32, torch.bool, torch.float32, torch.int64)]
-        for p, line in enumerate(ids):
-            here = (part == p).nonzero()[:, 0]
-            for some in here.split(CHUNK):
-                values = _score(self._hidden[key][some], self.state["lm_head.weight"], line, Top(*(x[some] for x in flat)), self.replay.v)
+        for p, line in enumerate(lines):
+            for some in (part == p).nonzero()[:, 0].split(CHUNK):
+                values = _score(self._hidden[key][some], self.state["lm_head.weight"], line, Top(*(x[some] for x in top)), self.replay.v)
                 for whole, value in zip(found, values, strict=True):
                     whole[some] = value
         return Outcome(*(x.view(-1, steps) for x in found), document)
@@ -221,46 +199,49 @@ class Bench:
     @torch.inference_mode()
     def _unrolled(self, wiring: Wiring, scene: _Scene, steps: int) -> Tensor:
         """Inputs of the head [R * S, H]."""
-        drafter = self.drafter(wiring)
-        ids, where = self.replay.ids, torch.searchsorted(self.replay.embedding[0], self.replay.ids)
-        taps = torch.cat([self.replay.states[k][scene.rows] for k in wiring.taps], 1).float() * wiring.scale  # [N, A * Ht]
-        shifted = (scene.rows + 1 + wiring.token_shift).clamp(0, len(ids) - 1)
-        wanted = torch.zeros(len(scene.rows), dtype=torch.bool)
+        where, n = torch.searchsorted(self.replay.embedding[0], self.replay.ids), len(self.replay.ids)
+        taps = torch.cat([self.replay.states[k] for k in wiring.taps], 1).float() * wiring.scale  # [N, A * Ht]
+        shifted = (torch.arange(n) + 1 + wiring.token_shift).clamp(0, n - 1)
+        wanted = torch.zeros(n, dtype=torch.bool)
         wanted[scene.chains] = True
-        mask = torch.stack([torch.roll(wanted, k) for k in range(steps)]).any(0)  # chains end inside their document: nothing wraps
+        mask = torch.stack([wanted.roll(k) for k in range(steps)]).any(0)  # chains end inside their document: nothing wraps
         parts = (where[shifted], taps, mask, scene.positions + 1, scene.documents)
-        out = unroll(drafter, _Batch(*(x[None] for x in parts)), steps)
-        rank = torch.full((len(scene.rows),), -1)
+        out = unroll(self._drafter(wiring), _Batch(*(x[None] for x in parts)), steps)
+        rank = torch.full((n,), -1)
         rank[scene.chains] = torch.arange(len(scene.chains))
         place = rank[out.start[out.chain]]
         hidden = out.hidden.new_empty(len(scene.chains) * steps, out.hidden.shape[1])
         hidden[(place * steps + out.step)[place >= 0]] = out.hidden[place >= 0]
         return hidden
 
-    def drafter(self, wiring: Wiring) -> Drafter:
+    def _drafter(self, wiring: Wiring) -> Drafter:
         """The module under a wiring; its embedding has the rows of the replay's tokens alone."""
-        state = dict(self.state)
-        if wiring.swapped:
+        key = repr((wiring.config, wiring.swapped, wiring.final_norm, wiring.embedding))
+        if key not in self._modules:
+            state = {**self.state, "norm.weight": self.norms[wiring.final_norm]}
             for name in (f"layers.0.self_attn.{part}.weight" for part in INPUTS):
-                if name in state:
+                if wiring.swapped and name in state:
                     state[name] = torch.cat(state[name].chunk(2, 1)[::-1], 1)
-        state["norm.weight"] = self.norms[wiring.final_norm]
-        drafter = Drafter.from_state(wiring.config, state, self.embeddings[wiring.embedding]).requires_grad_(False)
-        drafter.rope = _Rope(drafter.rope, wiring.advance)
+            self._modules = {key: Drafter.from_state(wiring.config, state, self.embeddings[wiring.embedding])}
+        drafter = self._modules[key]
+        rope = drafter.rope.rope if isinstance(drafter.rope, _Rope) else drafter.rope
+        drafter.rope = _Rope(rope, wiring.advance)
         return drafter
 
-    def _scene(self, documents: Sequence[int] | None, steps: int) -> _Scene:
-        every = self.replay.documents
-        rows = torch.arange(len(every)) if documents is None else torch.isin(every, torch.tensor(list(documents))).nonzero()[:, 0]
-        number = every[rows]
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), self.replay.ends[:-1]])
-        position = rows - starts[number]
-        left = self.replay.ends[number] - rows  # tokens from here to the end, this one included
-        mask = torch.nn.functional.pad(self.replay.loss_mask, (0, steps))
-        counted = (left > steps + 1) & torch.stack([mask[rows + 1 + k] for k in range(steps)]).all(0)
+    def scene(self, most: int | None = None) -> _Scene:
+        """Which chains count, `most` of each document at most; InputError when none does."""
+        replay, n = self.replay, torch.arange(len(self.replay.ids))
+        number = replay.documents
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), replay.ends[:-1]])
+        mask = torch.nn.functional.pad(replay.loss_mask, (0, STEPS + 1))
+        counted = (replay.ends[number] - n > STEPS + 1) & torch.stack([mask[n + 1 + k] for k in range(STEPS)]).all(0)
         if not counted.any():
-            raise InputError(f"no answer of the replay is long enough for {steps} draft tokens: record more tokens")
-        return _Scene(rows, position, number, counted.nonzero()[:, 0])
+            raise InputError(f"no answer of the replay is long enough for {STEPS} draft tokens: record more tokens")
+        if most is not None:
+            before = counted.cumsum(0)
+            first = torch.cat([torch.zeros(1, dtype=torch.int64), before])[starts][number]  # counted ahead of the document
+            counted &= before - first <= most
+        return _Scene(n - starts[number], number, counted.nonzero()[:, 0])
 
 
 @torch.inference_mode()
@@ -280,9 +261,8 @@ def _score(hidden: Tensor, head: Tensor, ids: Tensor, top: Top, v: int) -> tuple
     mass = inside.sum(1, keepdim=True).clamp_min(1e-30)
     share = inside / mass
     loss = (share * (log_p - mass.log() - log_q)).sum(1)
-    cost = -(p * log_q).sum(1) / p.sum(1)
     alpha = torch.minimum(p, log_q.exp()).mul(known).sum(1)
-    return loss, cost, (ids[pred] == top.ids[:, 0]), alpha, pred
+    return loss, -log_q[:, 0], (ids[pred] == top.ids[:, 0]), alpha, pred
 
 
 def map_readings(drafter: DrafterCheckpoint, v: int) -> dict[str, np.ndarray]:
@@ -305,14 +285,33 @@ def map_readings(drafter: DrafterCheckpoint, v: int) -> dict[str, np.ndarray]:
     return distinct
 
 
-def tap_scan(bench: Bench, wiring: Wiring, documents: Sequence[int] | None = None) -> tuple[list[int], np.ndarray]:
+def tap_scan(bench: Bench, wiring: Wiring, most: int | None = None) -> tuple[list[int], np.ndarray]:
     """Each tap over all boundaries of the replay, the others as wired: (boundaries [n], gain or loss in nats [A, n]) at the first step."""
     boundaries = sorted(bench.replay.states)
-    here = bench.run(wiring, documents, 1)
+    here = bench.run(wiring, most, 1)
     cells = np.zeros((len(wiring.taps), len(boundaries)))
     for slot, wired in enumerate(wiring.taps):
         for column, k in enumerate(boundaries):
             if k != wired:
                 moved = replace(wiring, taps=(*wiring.taps[:slot], k, *wiring.taps[slot + 1 :]))
-                cells[slot, column] = float((bench.run(moved, documents, 1).loss - here.loss).double().mean())
+                cells[slot, column] = float((bench.run(moved, most, 1).loss - here.loss).double().mean())
     return boundaries, cells
+
+
+@torch.inference_mode()
+def with_drafter(replay: Replay, drafter: DrafterCheckpoint, kept: int = 16) -> Replay:
+    """The replay with the drafter's own largest logits [N, kept] a TTT step at the tokens that they were drafted after."""
+    bench = Bench.open(replay, drafter)
+    bench.run(bench.base)
+    (hidden,) = bench._hidden.values()
+    chains, ids = bench.scene().chains, bench.maps[bench.base.map][0]
+    head = bench.state["lm_head.weight"]
+    best = [(x @ head.T).topk(min(kept, len(ids)), -1) for x in hidden.split(CHUNK)]
+    logits, rows = (torch.cat(part).unflatten(0, (-1, STEPS)) for part in zip(*best, strict=True))  # [R, S, kept]
+    drafted = {}
+    for step in range(STEPS):
+        tokens = torch.full((len(replay.ids), rows.shape[2]), -1)
+        largest = torch.zeros(tokens.shape)
+        tokens[chains], largest[chains] = ids[rows[:, step]], logits[:, step]
+        drafted[step] = tokens, largest
+    return replace(replay, drafted=drafted)

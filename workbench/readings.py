@@ -1,0 +1,188 @@
+"""Which wiring were these weights made for? Every single change to a drafter's wiring, ranked on a replay, and what the best of them say.
+
+Notable: a reading is one change, by name. Readings that are clearly worse on the first tokens of each document are not run on the rest.
+Two faults are found one after the other: the best change is kept, everything is tried again on top of it, and a change that turns out not
+to be needed is taken back.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any
+
+import torch
+
+from workbench.replay import Progress
+from workbench.scans import Bench, Difference, Outcome, Wiring, difference, tap_scan
+
+SCREEN = 24  # chains a document on which every reading is tried first
+SCAN = 12  # chains a document for the scan of all boundaries
+THETAS = (1e4, 1e5, 5e5, 1e6)
+MOST = 3  # changes combined at most
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One change. code: its name in findings when it is the better one. change, config: fields of Wiring and DrafterConfig."""
+
+    name: str
+    code: str
+    change: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def applied(self, base: Wiring) -> Wiring:
+        """The changed wiring; rope keys that are not named stay."""
+        config = {key: {**base.config.rope, **value} if key == "rope" else value for key, value in self.config.items()}
+        return replace(base, config=replace(base.config, **config), **self.change)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A reading and its difference to the base."""
+
+    reading: Reading
+    difference: Difference
+
+
+def readings(bench: Bench, base: Wiring) -> list[Reading]:
+    """Every single change to `base` that makes sense for this drafter, the usual way first within a kind."""
+    config, found = base.config, list[Reading]()
+
+    def add(name: str, code: str, config: dict[str, Any] | None = None, **change: Any) -> None:
+        reading = Reading(name, code, change, config or {})
+        wiring = reading.applied(base)
+        if wiring != base and all(wiring != other.applied(base) for other in found):
+            found.append(reading)
+
+    for kind, taps in _taps(base.taps, set(bench.replay.states)):
+        add(*_named(kind, taps, base), taps=taps)
+    add("halves of the attention input exchanged", "concat-swapped", swapped=not base.swapped)
+    for shift in (0, -1, 1):
+        add(f"token {shift:+d}" if shift else "token as usual", "label-shift", token_shift=shift)
+        add(f"label {shift:+d}" if shift else "label as usual", "label-shift", label_shift=shift)
+    for times, name in ((1, "once"), (0, "not at all"), (2, "twice")):
+        add(f"teacher normed {name}", "norm-teacher", norms=times)
+    recycled, residual = not config.norm_output, not config.norm_before_residual
+    add(f"recycled state {'after' if recycled else 'before'} the final norm", "norm-recycled", {"norm_output": recycled})
+    add(f"residual {'after' if residual else 'before'} its norm", "norm-residual", {"norm_before_residual": residual})
+    usual = bench.replay.about.get("rope_theta")
+    for theta in (*([usual] if usual else []), *THETAS):
+        whose = ", the verifier's" if theta == usual else ""
+        add(f"rope theta {theta:g}{whose}", "rope-theta", {"rope": {"rope_theta": float(theta)}})
+    for part in (1.0, 0.5, 0.25):
+        if config.latent is None and part != config.rope.get("partial_rotary_factor", 1.0):
+            add(f"rope over {part:g} of a head", "rope-partial", {"rope": {"partial_rotary_factor": part}})
+    interleaved = not config.rope_interleaved
+    add(f"rope {'interleaved' if interleaved else 'half-split'}", "rope-layout", {"rope_interleaved": interleaved})
+    add(f"positions {'stand still' if base.advance else 'advance'} with the TTT step", "position-shift", advance=1 - base.advance)
+    for name in bench.embeddings:
+        add(f"embedding: {name}", "embed-random", embedding=name)
+    for factor in (0.5, 2.0):
+        add(f"tap states times {base.scale * factor:g}", "feature-scale", scale=base.scale * factor)
+    for name in bench.norms:
+        add(f"final norm: {name}", "norm-final", final_norm=name)
+    for name in bench.maps:
+        add(f"map: {name}", "head-row-order", map=name)
+    return found
+
+
+def _named(kind: str, taps: tuple[int, ...], base: Wiring) -> tuple[str, str]:
+    return f"taps {', '.join(map(str, taps))} ({kind})", "taps-order" if sorted(taps) == sorted(base.taps) else "taps-shifted"
+
+
+def _taps(taps: tuple[int, ...], known: set[int]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Changes to the taps that need no scan: orders, all moved together, each moved by one."""
+    a = len(taps)
+    line = list(range(a))
+    if a <= 4:
+        orders = list(permutations(line))
+    else:  # too many: reversed, rotated, and any two exchanged
+        orders = [tuple(line[::-1]), *(tuple(line[i:] + line[:i]) for i in range(1, a))]
+        orders += [tuple(j if x == i else i if x == j else x for x in line) for i in line for j in line[i + 1 :]]
+    moves = [(f"all {by:+d}", tuple(k + by for k in taps)) for by in (1, -1, 2, -2)]
+    moves += [(f"tap {slot} {by:+d}", (*taps[:slot], taps[slot] + by, *taps[slot + 1 :])) for slot in line for by in (1, -1)]
+    yield from ((name, moved) for name, moved in moves if set(moved) <= known)
+    yield from (("order", tuple(taps[i] for i in order)) for order in orders)
+
+
+def other_maps(bench: Bench, base: Wiring) -> dict[str, torch.Tensor]:
+    """Maps under which the head's rows stand elsewhere: rolled by one in whole or in half, or matched to tokens by the replay itself."""
+    ids = bench.maps[base.map][0]
+    half, found = len(ids) // 2, {}
+    for by in (1, -1):
+        for name, part in (("all rows", slice(None)), ("first half", slice(None, half)), ("second half", slice(half, None))):
+            moved = ids.clone()
+            moved[part] = ids[part].roll(by)
+            found[f"{name} rolled by {by:+d}"] = moved[None]
+    out = bench.run(base)
+    parts = [_matched(bench, base, out, ids, out.document % 2 != p) for p in (0, 1)]  # learnt from the other documents
+    return {**found, "rows matched by the replay": torch.stack(parts)}
+
+
+def _matched(bench: Bench, base: Wiring, out: Outcome, ids: torch.Tensor, learn: torch.Tensor) -> torch.Tensor:
+    """Ids [K] in which a row stands for the token that the verifier says whenever the row is the drafter's top, learnt from some chains."""
+    label = bench.replay.teacher[base.norms].ids[bench.scene().chains + 1 + base.label_shift, 0]
+    pairs, count = torch.stack([out.pred[learn, 0], label[learn]], 1).unique(dim=0, return_counts=True)
+    total = torch.bincount(out.pred[learn, 0], minlength=len(ids))
+    made, taken = ids.clone(), torch.zeros(bench.replay.v, dtype=torch.bool)
+    matched: dict[int, int] = {}
+    for i in count.argsort(descending=True).tolist():
+        row, token = pairs[i].tolist()
+        if row not in matched and not taken[token] and count[i] >= 2 and 2 * count[i] >= total[row]:
+            matched[row], taken[token] = token, True
+    made[(made >= 0) & taken[made.clamp_min(0)]] = -1
+    made[list(matched)] = torch.tensor(list(matched.values()), dtype=made.dtype)
+    return made
+
+
+def rank(bench: Bench, base: Wiring, candidates: Sequence[Reading], progress: Progress = lambda _: None) -> list[Ranked]:
+    """Each reading against the base, best first: on the first tokens of each document, on all where it is not worse on these."""
+    few, whole = bench.run(base, SCREEN), bench.run(base)
+    ranked = []
+    for number, reading in enumerate(candidates, 1):
+        wiring = reading.applied(base)
+        by_cost = (wiring.map, wiring.norms) != (base.map, base.norms)
+        found = difference(bench.run(wiring, SCREEN), few, by_cost)
+        if found.verdict != "worse":
+            found = difference(bench.run(wiring), whole, by_cost)
+        ranked.append(Ranked(reading, found))
+        if number % 10 == 0:
+            progress(f"{number} of {len(candidates)} readings")
+    return sorted(ranked, key=lambda r: r.difference.loss)
+
+
+def scan(bench: Bench, base: Wiring, progress: Progress = lambda _: None) -> list[Ranked]:
+    """All single changes to `base`, ranked."""
+    if base.map == bench.base.map:  # one change of map at most
+        bench.maps |= other_maps(bench, base)
+    candidates = readings(bench, base)
+    boundaries, cells = tap_scan(bench, base, SCAN)
+    progress(f"each of {len(cells)} taps over {len(boundaries)} boundaries")
+    best = tuple(boundaries[i] for i in cells.argmin(1))
+    alone = [(f"tap {slot} best", (*base.taps[:slot], k, *base.taps[slot + 1 :])) for slot, k in enumerate(best)]
+    tried = {reading.change.get("taps") for reading in candidates} | {base.taps}
+    for kind, taps in (*alone, ("each tap best", best)):
+        if taps not in tried:
+            candidates.append(Reading(*_named(kind, taps, base), {"taps": taps}))
+            tried.add(taps)
+    return rank(bench, base, candidates, progress)
+
+
+def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _: None) -> list[Ranked]:
+    """The changes that are needed, the best first and each on top of those before; at most MOST. Those not needed are taken back."""
+    kept, wiring, ranked = list[Ranked](), bench.base, first
+    while ranked and ranked[0].difference.verdict == "better" and len(kept) < MOST:
+        kept.append(ranked[0])
+        wiring = ranked[0].reading.applied(wiring)
+        progress(f"kept: {ranked[0].reading.name}")
+        ranked = scan(bench, wiring, progress)
+    whole = bench.run(wiring)
+    for one in kept[:-1]:
+        without = bench.base
+        for other in kept:
+            without = other.reading.applied(without) if other is not one else without
+        by_cost = (without.map, without.norms) != (wiring.map, wiring.norms)
+        if difference(bench.run(without), whole, by_cost).verdict != "worse":
+            kept = [other for other in kept if other is not one]
+            wiring, whole = without, bench.run(without)
+    return kept
