@@ -129,7 +129,16 @@ warm_start_figures.starts({"keep": keep, "naive": naive, "remapped": remapped})
 schedule = {"max_steps": settings.steps, "epochs": settings.steps, "length": settings.step_tokens, "rows": 1, "lr": settings.lr}
 training = TrainSettings(ttt_steps=settings.draft_tokens, seed=settings.seed, **schedule)
 trained = warm_start.fine_tune(case, settings.ways, carried["out"], training, print)
-warm_start_figures.curves(trained)
+warm_start_figures.curves({way: t.records for way, t in trained.items()}, case.parent.k)
+
+# %% [markdown] tags=["interactive"]
+# Live: train any start, watch its loss, stop it, and go on.
+
+# %% tags=["interactive"]
+from functools import partial
+
+records = partial(warm_start.train_live, case, carried=carried["out"], settings=training)
+explore.LiveTraining(records, partial(warm_start_figures.curves, k=case.parent.k), warm_start.WAYS, settings.steps).panel()
 
 # %% [markdown]
 # ## Held-out answers

@@ -1,6 +1,6 @@
 """Live controls, driven as a front end would: by setting values. No kernel and no browser."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -11,6 +11,7 @@ from plotly.graph_objects import FigureWidget
 from tests import overlap_cases
 from workbench import explore, figures
 from workbench.errors import InputError
+from workbench.figures import Exhibit
 from workbench.mapping import VocabMap
 from workbench.overlap import open_overlap
 from workbench.stepper import Labels, Stepped
@@ -204,3 +205,40 @@ def test_no_array_travels_as_a_binary_buffer(tmp_path: Path) -> None:
     live = explore.OverlapExplorer(open_overlap(**overlap_cases.write_small_case(tmp_path)))
     for figure in find(live.positions(), FigureWidget):
         assert all(isinstance(trace["x"], list | tuple) for trace in figure.get_state()["_widget_data"])
+
+
+def test_a_live_training_stops_goes_on_and_says_what_is_wrong() -> None:
+    """Train, stop within a step, train again: old records come first, none twice; a user's mistake is a sentence, and train works again."""
+    made: list[int] = []
+
+    def records(way: str, stop: Callable[[], bool]) -> Iterator[int]:
+        if way == "naive":
+            raise InputError("naive <cannot> be trained")
+        yield from list(made)
+        while len(made) < 6 and not stop():
+            made.append(len(made))
+            yield made[-1]
+            if len(made) == 3:
+                live._end()
+
+    def draw(done: dict[str, list[int]]) -> Exhibit:
+        return figures.plot(f"{done}", "", [figures.trace("scatter", x=done["remapped"], y=done["remapped"])])
+
+    live = explore.LiveTraining(records, draw, ["remapped", "naive"], 6)
+    panel = live.panel()
+
+    def train() -> None:
+        live.start.click()
+        live._thread.join(30)
+        assert (live.start.disabled, live.stop.disabled) == (False, True)
+
+    train()
+    assert (live.done["remapped"], live.bar.value) == ([0, 1, 2], 3)
+    assert "goes on from here" in live.message.value
+    train()
+    assert (live.done["remapped"], live.bar.value) == ([0, 1, 2, 3, 4, 5], 6)
+    assert live.message.value.endswith("done")
+    assert find(panel, FigureWidget)[0].data[0].x == (0, 1, 2, 3, 4, 5)
+    live.way.value = "naive"
+    train()
+    assert "naive &lt;cannot&gt; be trained" in live.message.value

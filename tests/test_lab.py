@@ -1,5 +1,6 @@
 """The lab: where its verifier comes from, how its successor is made, and that the shipped data is what its README says."""
 
+import ast
 import json
 import re
 import subprocess
@@ -14,10 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from tests.test_gguf_model import write_gguf
 from workbench import lab
+from workbench.checkpoint import open_drafter
 from workbench.errors import InputError
 from workbench.mapfiles import read_map
 from workbench.mapping import VocabMap
 from workbench.tokens import Counts, load_tokenizer
+from workbench.train_folder import summary
 from workbench.verifier import load_verifier
 
 README = lab.DATA.parent / "README.md"
@@ -210,6 +213,26 @@ def test_counts_and_maps_follow_from_the_answers(verifier, name):
     assert (vocabulary.k, vocabulary.v) == (4096, 49152)
     assert vocabulary == VocabMap.build(counts.values, 4096, counts.special)
     assert set(counts.special) <= set(vocabulary.ids.tolist())
+
+
+def test_the_parent_drafter_is_what_its_record_says():
+    """EAGLE's dialect in bfloat16 without an embedding, the parent's map, three taps; the record's settings are the script's, its best
+    evaluation on held-out answers has a simulated accept length of at least 2, and it names no place of any machine."""
+    folder = lab.DATA / "parent-drafter"
+    opened = open_drafter(folder)
+    assert (opened.dialect, opened.k, opened.v, opened.h, opened.layers) == ("eagle", 4096, 49152, 576, 1)
+    assert opened.taps.boundaries(30) == (2, 15, 27)
+    assert {opened.info(name).dtype for name in opened.names} == {"BF16", "I64", "BOOL"}
+    assert "embed_tokens.weight" not in opened.names
+    assert read_map(folder) == read_map(lab.DATA / "map-parent")
+    record = json.loads((folder / "run.json").read_text())
+    script = (lab.DATA / "make_parent.py").read_text()
+    asked = ast.literal_eval(re.search(r"^SETTINGS = (.*)$", script, re.MULTILINE)[1])
+    assert {name: record["settings"][name] for name in asked} == asked
+    assert not any("/" in value for session in record["sessions"] for value in session["about"].values())
+    found = summary(folder)
+    assert found["accept_length_simulated"] >= 2.0
+    assert found["steps"] == 2144
 
 
 @pytest.mark.lab

@@ -141,6 +141,16 @@ def test_results_and_warnings(case: Case, carried: dict[str, Any], measured: dic
     assert "/" not in json.dumps(run.results)
 
 
+def test_live_training_stopped_and_continued_is_the_one_that_ran_through(case: Case, carried: dict[str, Any], trained: dict) -> None:
+    """Stopped after two steps and called again: the first records again, then the others, all as in one go."""
+    first = []
+    for record in warm_start.train_live(case, "remapped", lambda: len(first) == 2, carried["out"], SETTINGS):
+        first.append(record)
+    both = list(warm_start.train_live(case, "remapped", lambda: False, carried["out"], SETTINGS))
+    assert [record.step for record in first] == [1, 2]
+    assert [record.loss for record in both] == [record.loss for record in trained["remapped"].records]
+
+
 def test_export_is_the_trained_drafter(tmp_path: Path, trained: dict[str, Trained]) -> None:
     """In the run folder lies the remapped start as its training left it, in bfloat16, with the child's map; without a folder nothing."""
     warm_start.export(RunFolder(), trained)

@@ -9,7 +9,9 @@ Notable:
 
 import base64
 import html
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ import traitlets
 
 from workbench import overlap_figures
 from workbench.errors import InputError
-from workbench.figures import Exhibit
+from workbench.figures import Exhibit, missing
 from workbench.overlap import Overlap, open_overlap
 
 if TYPE_CHECKING:
@@ -256,6 +258,63 @@ class BatchStepper:
         """Labels through the other map."""
         names = list(self.labels.options)
         self.labels.value = names[(names.index(self.labels.value) + 1) % len(names)]
+
+
+class LiveTraining:
+    """Training with its loss on the screen: train, stop (within a step; what is done is kept), train again, which goes on.
+
+    records: called with the way that is picked and a question whether to stop, yields the run's step records, old ones first; draw: the
+    records so far of each way as an exhibit. steps: length of a run.
+    """
+
+    EVERY = 0.5  # seconds between two drawings
+
+    def __init__(
+        self, records: Callable[..., Iterator[Any]], draw: Callable[[dict[str, list[Any]]], Exhibit], ways: Sequence[str], steps: int
+    ):
+        self._records, self._draw_them, self.done = records, draw, {}
+        self.way = remembered("training way", widgets.Dropdown(options=list(ways), description="start", style=WIDE))
+        self.start, self.stop = _button("train", self._begin), _button("stop", self._end)
+        self.stop.disabled = True
+        self.bar, self.message = widgets.IntProgress(max=steps), widgets.HTML()
+        self.shown = _Shown(missing("The loss", "pick a start and press train"))
+        self._asked, self._thread = threading.Event(), None
+
+    def panel(self) -> widgets.VBox:
+        """Controls above the loss so far."""
+        controls = widgets.HBox([self.way, self.start, self.stop, self.bar], layout={"flex_flow": "row wrap"})
+        return widgets.VBox([controls, self.message, self.shown.box])
+
+    def _begin(self) -> None:
+        self._asked.clear()
+        self.start.disabled, self.stop.disabled = True, False
+        self._thread = threading.Thread(target=self._train, args=(self.way.value,), daemon=True)
+        self._thread.start()
+
+    def _end(self) -> None:
+        self._asked.set()
+        self.message.value = "stopping after this step"
+
+    def _train(self, way: str) -> None:
+        kept, drawn = self.done.setdefault(way, []), 0.0
+        kept.clear()
+        try:
+            for record in self._records(way, self._asked.is_set):
+                kept.append(record)
+                if time.monotonic() - drawn > self.EVERY:
+                    drawn = time.monotonic()
+                    self._show(way)
+            self._show(way)
+            ended = "stopped, and goes on from here" if len(kept) < self.bar.max else "done"
+            self.message.value = html.escape(f"{way}: {len(kept)} of {self.bar.max} steps, {ended}")
+        except InputError as error:
+            self.message.value = f'<p style="color:#b3261e">{html.escape(str(error))}</p>'
+        finally:
+            self.start.disabled, self.stop.disabled = False, True
+
+    def _show(self, way: str) -> None:
+        self.bar.value = len(self.done[way])
+        self.shown.update(self._draw_them({name: records for name, records in self.done.items() if records}))
 
 
 def _button(name: str, act: Callable[[], None]) -> widgets.Button:

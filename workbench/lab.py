@@ -35,6 +35,7 @@ PARTS = {  # what data/lab holds, in the order in which it is made, and the scri
     "counts-successor.npz": ("make_maps.py", "successor"),
     "map-parent": ("make_maps.py", "predecessor"),
     "map-child": ("make_maps.py", "successor"),
+    "parent-drafter": ("make_parent.py",),
 }
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -123,7 +124,7 @@ def _write_successor(base: Path, adapter: Path, folder: Path) -> None:
 
 def status() -> dict[str, Any]:
     """What of the lab is there: for each part its name, path, `state` (ready, missing, damaged), bytes and sha256 (null for a folder)."""
-    parts = [_part(path.name, path) for path in (DATA / name for name in [*PARTS, "parent-drafter"])]
+    parts = [_part(path.name, path) for path in (DATA / name for name in PARTS)]
     parts.insert(0, _part("predecessor", predecessor_folder()))
     adapter = DATA / "successor.safetensors"
     parts.insert(1, _part("successor", cache_folder() / f"successor-{sha256(adapter)[:8] if adapter.is_file() else 'unknown'}"))

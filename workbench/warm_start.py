@@ -11,7 +11,7 @@ Notable:
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -38,6 +38,7 @@ from workbench.stepper import Stepped, step_through, unroll_with_teacher
 from workbench.texts import percent
 from workbench.tokens import count_tokens, load_tokenizer, special_ids, token_bytes
 from workbench.train import train
+from workbench.train_folder import read_metrics
 from workbench.train_settings import StepRecord, TrainSettings
 from workbench.verifier import Teacher, load_verifier
 
@@ -230,6 +231,16 @@ def fine_tune(
         trained[way] = Trained(start, records, before, measure(case, start, settings.ttt_steps, folder))
         progress(f"{way}: loss_0 {records[0].loss_k[0]:.2f} -> {records[-1].loss_k[0]:.2f} in {len(records)} steps")
     return trained
+
+
+def train_live(case: Case, way: str, stop: Callable[[], bool], carried: str, settings: TrainSettings) -> Iterator[StepRecord]:
+    """The records of training a start in a folder that lives as long as the case: those of earlier calls first, then it goes on."""
+    start, folder = begin(case, way, carried, settings.seed), Path(case.scratch.name) / f"live-{way}"
+    if start is None:
+        raise InputError(f"{way} cannot be trained: {case.parent.k} rows under a map of {case.child.k}; pick another start")
+    records = train(start.drafter, start.vocab_map, case.teacher, case.training, settings, out=folder, form=start.form, stop=stop)
+    yield from [StepRecord(**record) for record in read_metrics(folder)]
+    yield from records
 
 
 def export(run: RunFolder, trained: Mapping[str, Trained]) -> None:

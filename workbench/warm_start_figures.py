@@ -5,7 +5,7 @@ one says nothing. Cross-entropy is compared with them; `loss_k` in the tables is
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from workbench.figures import Column, Exhibit, missing, plot, table, trace
 from workbench.lineage import HeadRows, lineage, misalignment_index
 from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT
 from workbench.texts import percent
+from workbench.train_settings import StepRecord
 from workbench.warm_start import Case, Measured, Trained
 
 STYLE = {  # of each way to start: colour, dash, marker
@@ -145,15 +146,14 @@ def starts(measured: Mapping[str, Measured | None], title: str = "") -> Exhibit:
     return table(title, sentence, columns, lines)
 
 
-def curves(trained: Mapping[str, Trained]) -> Exhibit:
-    """The loss of each step of training, the same batches for every start."""
-    losses = {way: [record.loss_k[0] for record in t.records] for way, t in trained.items()}
-    traces = [_line(way, [record.step for record in trained[way].records], values) for way, values in losses.items()]
+def curves(records: Mapping[str, Sequence[StepRecord]], k: int) -> Exhibit:
+    """The loss of each step of training, the same batches for every start. k: rows of the largest head."""
+    losses = {way: [record.loss_k[0] for record in run] for way, run in records.items()}
+    traces = [_line(way, [record.step for record in records[way]], values) for way, values in losses.items()]
     ends = ", ".join(f"{way} {values[0]:.2f} → {values[-1]:.2f}" for way, values in losses.items())
     title = f"loss_0 over {max(map(len, losses.values()))} steps of training: {ends}"
     sentence = "KL in nats, as trainers print it, of each batch before its step. Single batches are noisy: the held-out table decides."
-    style = {"height": 400, **_guessing(math.log(max(t.before.k for t in trained.values())))}
-    return plot(title, sentence, traces, "step", "loss_0 (nats)", **style)
+    return plot(title, sentence, traces, "step", "loss_0 (nats)", height=400, **_guessing(math.log(k)))
 
 
 def outcome(trained: Mapping[str, Trained]) -> Exhibit:
