@@ -72,7 +72,9 @@ def check(
 
 def _finding(bench: Bench, found: Ranked, where: str) -> Finding:
     reading, gain = found.reading, found.difference
-    code = reading.code
+    code, taps = reading.code, reading.change.get("taps", bench.base.taps)
+    if taps != bench.base.taps:  # a change found second is named by what it comes to
+        code = "taps-order" if sorted(taps) == sorted(bench.base.taps) else "taps-shifted"
     if code == "embed-random":
         code = _embedding_code(bench)
     if code == "head-row-order":

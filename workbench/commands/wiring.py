@@ -67,3 +67,20 @@ def replay_check(
     result = check(replay, drafter, verifier or None, progress)
     show(result, as_json, check_text(result))
     raise typer.Exit(int(bool(result["findings"])))
+
+
+@app.command()
+def forecast(
+    drafter: Annotated[str, typer.Argument(help="Drafter: folder, file or Hugging Face id.")],
+    verifier: Annotated[str, typer.Option(help="The verifier that it will serve: folder or Hugging Face id.")],
+    as_json: Json = False,
+) -> None:
+    """What vLLM (both runners), SGLang, TensorRT-LLM and speculators will load, rename, ignore and default. Reads headers.
+
+    Example: `workbench forecast my-drafter --verifier my-verifier`
+    """
+    from workbench.forecast import forecast as predict
+    from workbench.forecast import forecast_text
+
+    result = predict(drafter, verifier)
+    show(result, as_json, forecast_text(result))
