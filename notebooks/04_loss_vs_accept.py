@@ -22,18 +22,14 @@ new_tokens: int = 24  # tokens to write for each
 draft_tokens: int = 3  # draft tokens a pass (no root): to decode with now, or of runs that do not say
 draft_vocabulary: int = 0  # draft vocabulary K; 0: as the run folder or the drafter says
 coverage: float = 0.0  # share of the verifier's tokens in the draft vocabulary; 0: as the log says
-losses: list = []  # loss_k at each TTT step, as training printed them
-accuracies: list = []  # full_acc_k beside them, in 0..1
-later_accuracies: dict = {}  # accuracy of step 0 later in that training, by name
+numbers: dict = {}  # of a training: losses (loss_k), accuracies (full_acc_k), later (by name), same_position, shared
 warm_start: str = ""  # the run whose drafter training began with; yes: one that was not served; empty: from scratch
-same_position: int = 0  # rows that mean the same token in the head and in the labels
-shared: int = 0  # tokens shared by the head's map and the labels'; 0: not known
 runs: list = []  # runs of one setup: mappings of accept_length, name, tokens_per_s, accuracy, draft_tokens, drafter
 baseline_tokens_per_s: float = 0.0  # tokens a second without speculation, where logs and runs do not say
 out: str = ""  # run folder for results.json; empty: nothing is written (`workbench run` sets it)
 
 # %% tags=["setup"]
-from workbench import evidence, figures, loss_accept, loss_accept_figures, params
+from workbench import evidence, figures, loss_accept, loss_accept_figures, params, speed_figures
 from workbench.runs import RunFolder
 
 settings = params.from_cell(params.LossVsAccept, globals())
@@ -95,20 +91,20 @@ loss_accept_figures.calibration(known)
 # speculation breaks even, and two throughputs tell it: no training is needed to know what a drafter has to reach.
 
 # %% tags=["table"]
-loss_accept_figures.served(known.runs)
+speed_figures.served(known.runs)
 
 # %% [markdown]
 # The same as a picture: a better drafter moves along its line, a cheaper round makes the line steeper.
 
 # %% tags=["figure"]
-loss_accept_figures.break_even(known.runs)
+speed_figures.break_even(known.runs)
 
 # %% [markdown]
 # ## Best number of draft tokens
 # Each further draft token is accepted less often and costs as much as the one before; none at all is among the choices.
 
 # %% tags=["figure"]
-loss_accept_figures.best_drafts(known.sweeps)
+speed_figures.best_drafts(known.sweeps)
 
 # %% [markdown] tags=["interactive"]
 # Live: a run of your own among these.

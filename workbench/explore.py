@@ -27,6 +27,7 @@ from workbench.figures import Exhibit, missing
 from workbench.overlap import Overlap, open_overlap
 
 if TYPE_CHECKING:
+    from workbench.evidence import Evidence
     from workbench.stepper import Stepped
 
 _remembered: dict[str, Any] = {}
@@ -315,6 +316,43 @@ class LiveTraining:
     def _show(self, way: str) -> None:
         self.bar.value = len(self.done[way])
         self.shown.update(self._draw_them({name: records for name, records in self.done.items() if records}))
+
+
+class BreakEven:
+    """The live side of notebook 4: a run of one's own among those that were given, with its break-even and best number of draft tokens."""
+
+    def __init__(self, known: "Evidence"):
+        self.known = known
+        told = [run for run in known.runs if run.tokens_per_s and run.baseline_tokens_per_s]
+        n, length, speed, base = (
+            (told[0].draft_tokens, told[0].accept_length, told[0].tokens_per_s, told[0].baseline_tokens_per_s) if told else (3, 2.0, 60, 82)
+        )
+        slider = widgets.IntSlider(value=n, min=1, max=max(8, n), description="draft tokens", continuous_update=False, style=WIDE)
+        self.draft_tokens = remembered("break-even draft tokens", slider)
+        self.accept_length = self._number("accept length", length, 0.05)
+        self.speed, self.baseline = self._number("tokens/s", speed, 1.0), self._number("without speculation", base, 1.0)
+
+    def _number(self, name: str, value: float, step: float) -> widgets.BoundedFloatText:
+        field = widgets.BoundedFloatText(
+            value=round(value, 2), min=0.01, max=1e6, step=step, description=name, continuous_update=False, style=WIDE,
+            layout={"width": "15rem"},
+        )  # fmt: skip
+        return remembered(f"break-even {name}", field)
+
+    def panel(self) -> widgets.VBox:
+        """Controls above break-even and the best number of draft tokens."""
+        numbers = {"accept_length": self.accept_length, "speed": self.speed, "baseline": self.baseline}
+        return live(self._draw, draft_tokens=self.draft_tokens, **numbers)
+
+    def _draw(self, draft_tokens: int, accept_length: float, speed: float, baseline: float) -> Sequence[Exhibit]:
+        from workbench import speed_figures
+        from workbench.accept import constant_rate
+        from workbench.contradiction import Served
+        from workbench.evidence import sweep
+
+        constant_rate(accept_length, draft_tokens)  # refuses what so many draft tokens cannot give
+        mine = Served("yours", accept_length, draft_tokens, speed, baseline, drafter="yours")
+        return [speed_figures.break_even([*self.known.runs, mine]), speed_figures.best_drafts([*self.known.sweeps, sweep([mine])])]
 
 
 def _button(name: str, act: Callable[[], None]) -> widgets.Button:

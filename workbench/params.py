@@ -73,7 +73,28 @@ class RemapAndTrain:
     out: str = parameter("", "run folder for results and drafters; empty: nothing is kept (`workbench run` sets it)")
 
 
-NOTEBOOKS: dict[str, type] = {"01_vocab_overlap": VocabOverlap, "03_remap_and_train": RemapAndTrain}
+@dataclass(frozen=True)
+class LossVsAccept:
+    """Notebook 4: do training numbers and acceptance agree, and what would it take to be faster?"""
+
+    training: list = parameter([], "training logs: run folders, console logs, event files; none and nothing else: the lab's", path=True)  # noqa: RUF009
+    serving: list = parameter([], "serving logs, metrics texts, JSON of `workbench accept`; the n-th of the n-th training", path=True)  # noqa: RUF009
+    drafter: str = parameter("", "drafter to decode with now: folder or id; empty: the lab's if nothing is given, else none", path=True)
+    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path=True)
+    prompts: str = parameter("", "prompts to decode (JSONL); empty: the lab's", path=True)
+    prompt_count: int = parameter(6, "so many prompts, held-out ones where the file has splits", minimum=1, maximum=10000)
+    new_tokens: int = parameter(24, "tokens to write for each", minimum=2, maximum=4096)
+    draft_tokens: int = parameter(3, "draft tokens a pass (no root): to decode with now, or of runs that do not say", minimum=1, maximum=16)
+    draft_vocabulary: int = parameter(0, "draft vocabulary K; 0: as the run folder or the drafter says", minimum=0)
+    coverage: float = parameter(0.0, "share of the verifier's tokens in the draft vocabulary; 0: as the log says", minimum=0.0, maximum=1.0)
+    numbers: dict = parameter({}, "of a training: losses (loss_k), accuracies (full_acc_k), later (by name), same_position, shared")  # noqa: RUF009
+    warm_start: str = parameter("", "the run whose drafter training began with; yes: one that was not served; empty: from scratch")
+    runs: list = parameter([], "runs of one setup: mappings of accept_length, name, tokens_per_s, accuracy, draft_tokens, drafter")  # noqa: RUF009
+    baseline_tokens_per_s: float = parameter(0.0, "tokens a second without speculation, where logs and runs do not say", minimum=0.0)
+    out: str = parameter("", "run folder for results.json; empty: nothing is written (`workbench run` sets it)")
+
+
+NOTEBOOKS: dict[str, type] = {"01_vocab_overlap": VocabOverlap, "03_remap_and_train": RemapAndTrain, "04_loss_vs_accept": LossVsAccept}
 
 
 def of_notebook(path: Path) -> type:
@@ -218,6 +239,8 @@ def _located(member: Field, value: Any, base: Path) -> Any:
     rule = member.metadata.get("path")
     if not rule:
         return value
+    if isinstance(value, list):
+        return [_located(member, str(one), base) for one in value]
     path = base / Path(value).expanduser()
     if path.exists() and (rule is True or "/" in value):
         return str(path.absolute())

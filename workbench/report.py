@@ -94,7 +94,7 @@ def run_notebook(
     if not str(out):
         raise InputError("no output folder named: a run needs a new folder for its page, results and status")
     run = RunFolder.start(Path(out), path.stem, values)
-    paths = {f.name: str(values.get(f.name, "")) for f in fields(cls) if f.metadata.get("path") is True}
+    paths = {f.name: str(values.get(f.name, "")) for f in fields(cls) if f.metadata.get("path") is True and f.type is str}
     run.trace(paths, device="not reached", seed=None)  # the notebook replaces it once it knows more
     if "out" in {f.name for f in fields(cls)}:
         values["out"] = str(run.folder)

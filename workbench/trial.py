@@ -1,0 +1,109 @@
+"""A drafter on trial: prompts decoded with 0, 1, .., S draft tokens, and the same answers unrolled as training does it.
+
+Notable:
+* Each prompt is decoded with every number of draft tokens in turn, so that all of them see the same machine. Prefill is left out.
+* The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step. Tokens/s are accept length
+  over the time of a pass, what a long answer gets: in a short one the drafts that the last pass accepts behind its end weigh too much.
+* Simulated and measured acceptance are of the same text, the verifier's own greedy answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from workbench.accept import Measured, bootstrap_ratio, measure, prefix_counts
+from workbench.corpus import of_split, prompt_ids, read_prompts
+from workbench.decode import Pair, load_pair, speculate
+from workbench.draft_trees import StaticTree
+from workbench.lineage import null_loss
+from workbench.losses import Vocabulary, metrics, ratios, score
+from workbench.packing import pack
+from workbench.state_files import Sample
+from workbench.stepper import unroll_with_teacher
+from workbench.tokens import load_tokenizer
+from workbench.verifier import Teacher, capture, end_tokens, find_parts
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What N prompts came to.
+
+    seconds [S+1]: of a round with 0..S draft tokens. measured, prefix [S], prefix_ci [2, S]: with S draft tokens. lossless: all answers
+    equal plain decoding's. cross, null: cross-entropy at each TTT step and what unrelated labels would cost, nats. simulated: ratios of
+    losses.py.
+    """
+
+    drafter: str
+    device: str
+    k: int
+    seconds: np.ndarray
+    measured: Measured
+    prefix: np.ndarray
+    prefix_ci: np.ndarray
+    lossless: bool
+    cross: list[float]
+    null: list[float]
+    simulated: dict[str, float]
+
+    @property
+    def costs(self) -> np.ndarray:
+        """Round costs R_n [S+1], R_0 = 1."""
+        return self.seconds / self.seconds[0]
+
+
+def try_out(
+    drafter: str, verifier: str, prompts: str, count: int, new_tokens: int, draft_tokens: int, progress: Callable[[str], None]
+) -> Trial:
+    """Decode the first `count` prompts of a file, of its held-out ones where it has splits, greedily and `new_tokens` far."""
+    pair, records = load_pair(drafter, verifier), read_prompts(prompts)
+    records = of_split(records, "heldout" if any(record.extra.get("split") for record in records) else "")[:count]
+    tokenizer = None if all(record.prompt_ids for record in records) else load_tokenizer(verifier)
+    ids = [prompt_ids(record, tokenizer) for record in records]
+    chains = [StaticTree.chain(n) for n in range(draft_tokens + 1)]
+    list(speculate(pair, ids[:1], chains[-1], 2))  # the first pass of a process is slow
+    rounds = []
+    for done in zip(*(speculate(pair, ids, chain, new_tokens, end_tokens(pair.verifier)) for chain in chains), strict=True):
+        rounds.append(done)
+        progress(f"{len(rounds)} of {len(ids)} prompts decoded with 0 to {draft_tokens} draft tokens")
+    by_drafts = list(zip(*rounds, strict=True))  # [S+1][N]
+    plain, most = by_drafts[0], by_drafts[-1]
+    passes = np.array([len(done.passes) for done in most])
+    measured = measure([done.accepted for done in most], passes)
+    counts = np.array([prefix_counts(done.histogram) for done in most])  # [N, S]
+    took = [sum(len(done.passes) or len(done.ids) - 1 for done in some) for some in by_drafts]
+    seconds = np.array([sum(done.decode_s for done in some) / n for some, n in zip(by_drafts, took, strict=True)])
+    return Trial(
+        Path(drafter).name,
+        str(pair.ids.device),
+        len(pair.ids),
+        seconds,
+        measured,
+        counts.sum(0) / passes.sum(),
+        bootstrap_ratio(counts, passes),
+        all(done.ids == first.ids for some in by_drafts for done, first in zip(some, plain, strict=True)),
+        *_simulate(pair, ids, [done.ids for done in plain], draft_tokens),
+    )
+
+
+@torch.no_grad()
+def _simulate(
+    pair: Pair, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], steps: int
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Cross-entropy and its null at each TTT step, and `losses.ratios`, on answers in rows of their own."""
+    samples, last = [], len(find_parts(pair.verifier).layers)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([*prompt, *answer], device=pair.ids.device)
+        states = capture(pair.verifier, ids[None], {*pair.taps, last})
+        taps = torch.stack([states[k][0] for k in pair.taps], 1)  # [T, A, Ht]
+        samples.append(Sample(ids, torch.arange(len(ids)) >= len(prompt), taps, states[last][0]))
+    batch = pack([[sample] for sample in samples], max(len(sample.ids) for sample in samples) - 1).to(pair.ids.device)
+    teacher, head, ones = Teacher.of(pair.verifier), pair.drafter.lm_head.weight, torch.ones(steps, device=pair.ids.device)
+    unrolled, states = unroll_with_teacher(batch, pair.drafter, teacher, steps)
+    _, scores = score(unrolled, head, states, Vocabulary(teacher.head.weight, pair.ids), ones)
+    _, cross = score(unrolled, head, states, teacher.rows(pair.ids), ones, "soft_ce")
+    at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
+    null = [null_loss(unrolled.hidden[here].float().cpu().numpy(), head.float().cpu().numpy()) for here in at]
+    return [float(cross.loss[here].mean()) for here in at], null, ratios(metrics(unrolled, scores))
