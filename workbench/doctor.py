@@ -17,14 +17,12 @@ from workbench.errors import InputError
 from workbench.findings import Finding, verdict, worst_first
 from workbench.shards import collector_paused
 
-FAMILIES = "files map head config engine taps norms rope coverage embedding labels template states metrics resume"  # cheap ones first
+FAMILIES = (
+    "files map head config engine taps norms rope coverage embedding labels template states metrics resume replay"  # cheap ones first
+)
 for _family in FAMILIES.split():
     importlib.import_module(f"workbench.checks.{_family}")
-
-REPLAYED = (
-    "concat-swapped", "norm-recycled", "norm-residual", "rope-theta", "rope-partial", "rope-layout", "position-shift", "label-shift",
-    "taps-order", "taps-shifted", "doc-leak", "attn-layout",
-)  # fmt: skip
+CHECKS.sort(key=lambda check: FAMILIES.split().index(check.name.split(".")[0]))  # whatever was imported first
 
 
 class Diagnosis:
@@ -77,7 +75,7 @@ def diagnose(
             "states": opened(_states, states, "states"),
             "tokenizer": opened(_tokenizer, tokenizer, "tokenizer"),
             "logs": [table for path in [*logs, metrics] if (table := opened(_log, path, "log")) is not None],
-            "replay": replay or None,
+            "replay": opened(_replay, replay, "replay"),
         }
         if case_drafter is None:
             return Diagnosis(found, [{"check": check.name, "needs": "a drafter that can be read"} for check in CHECKS])
@@ -112,8 +110,6 @@ def examine(case: Case) -> tuple[list[Finding], list[dict[str, str]]]:
             skipped.append(
                 {"check": check.name, "needs": f"well-formed input ({type(error).__name__}: {' '.join(str(error).split())[:150]})"}
             )
-    if case.replay is None:
-        skipped += [{"check": f"replay.{code}", "needs": "--replay"} for code in REPLAYED]
     return list(found.values()), skipped
 
 
@@ -142,6 +138,13 @@ def _tokenizer(path: str) -> str:
     from workbench.tokens import token_tables
 
     token_tables(path)
+    return path
+
+
+def _replay(path: str) -> str:
+    from workbench.replay import read_replay
+
+    read_replay(path)
     return path
 
 

@@ -68,6 +68,8 @@ FAULTS: dict[str, Fault] = {
     "rope-scaling": Fault("Rope scaling dropped or changed between source, config and verifier", "the blocks compared key by key", "measure both (" + REPLAY + ") before changing the config", "vllm-project/speculators#574 sgl-project/SpecForge#542 sgl-project/SpecForge#310 NVIDIA/Model-Optimizer#917"),
     "rope-partial": Fault("partial_rotary_factor is in the config and trainers or engines of Llama's class ignore it", "the setting; replay of both", "measure both: " + REPLAY, "vllm-project/speculators#613"),
     "rope-layout": Fault("Half-split against interleaved rotary layout", "replay of both", "permute q and k rows to the engine's layout"),
+    "feature-scale": Fault("The taps reach fc at another scale than in training", "replay of both", "scale fc.weight, or feed the states as they were"),
+    "norm-final": Fault("The final norm before the head is not the one it was trained with", "replay without its gains", "restore norm.weight from the run that trained the head"),
     "position-shift": Fault("Positions do not advance with the TTT step", "replay of both", "advance positions with the step", "sgl-project/SpecForge#563"),
     # the data
     "label-shift": Fault("Labels, ids and states are off by one against each other", "next words said by the stored states at shifts -1, 0, +1", EXTRACT, "vllm-project/vllm#14647 mlc-ai/mlc-llm#2266 SafeAILab/EAGLE#325"),

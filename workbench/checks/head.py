@@ -115,7 +115,7 @@ def against_parent(case: Case) -> Iterable[Finding]:
         in_place = float(by_token.mean()) if len(by_token) else 0.0
         wrong = float(by_place.mean()) > 0.5 and in_place < 0.5
         if not wrong and max(float(by_place.mean()), in_place) < 0.1:  # trained on since: which map explains the rows?
-            follows = which_map(head, old, new, theirs, old.t2d) if old.k == new.k else None
+            follows = which_map(head, old, new, theirs, old.t2d, ROWS // 2) if old.k == new.k else None
             wrong = follows is not None and follows.verdict == "a"
         if wrong:
             same = old.compare(new)
@@ -137,7 +137,7 @@ def _scale(case: Case, head: HeadRows, kept: np.ndarray, made: np.ndarray) -> It
         return
     kept, made = kept[sample_rows(len(kept), ROWS)], made[sample_rows(len(made), ROWS)]
     before, after = (float(np.median(np.linalg.norm(head.by_row(rows), axis=1))) for rows in (kept, made))
-    ratio = after / before if before else np.inf
+    ratio = after / before if before and np.isfinite(after) else 1.0
     if not 1 / 1.5 < ratio < 1.5:
         title = f"New head rows have {ratio:.2f} times the norm of the kept ones: proposed too {'often' if ratio > 1 else 'seldom'}"
         evidence = {"kept_norm": before, "new_norm": after, "kept_rows": len(kept), "new_rows": len(made), "rows": sample(made)}

@@ -7,17 +7,17 @@ model, where it is small enough to run here, tells which boundary each stored ta
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from workbench.case import FLOATS, Case
 from workbench.checks import check, finding
 from workbench.errors import InputError
 from workbench.findings import Finding
-from workbench.states import OWN_SHARE, check_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POSITIONS = 600  # supervised tokens looked at
 LEAST = 20
@@ -46,6 +46,8 @@ def width(case: Case) -> Iterable[Finding]:
 @check("states-nonfinite", needs="states")
 def nonfinite(case: Case) -> Iterable[Finding]:
     """The first NaN or infinity, and how many samples hold one."""
+    from workbench.states import check_finite
+
     bad: list[InputError] = []
     for one in case.samples:
         try:
@@ -59,6 +61,8 @@ def nonfinite(case: Case) -> Iterable[Finding]:
 @check("states-outlier", needs="states")
 def outlier(case: Case) -> Iterable[Finding]:
     """Median size of each channel over tokens; single huge tokens, as models have at the start, do not count."""
+    import torch
+
     chosen = case.samples[:: max(1, len(case.samples) // 50)]
     states = torch.cat([torch.cat([one.taps, one.last[:, None]], 1)[:256].float().abs() for one in chosen])  # [tokens, A+1, Ht]
     size = states.nan_to_num(0, 0, 0).median(0).values  # [A+1, Ht]
@@ -94,7 +98,7 @@ class Words:
     twice: float
 
 
-def _head(case: Case) -> tuple[Tensor, Tensor, float] | None:
+def _head(case: Case) -> "tuple[Tensor, Tensor, float] | None":
     """The verifier's head [V, Ht], gains of its final norm and epsilon; None when quantised or too large to look at here."""
     names = [case.verifier.head, case.verifier.names.get("norm.weight")]
     if None in names or case.verifier.info(names[0]).dtype not in FLOATS or np.prod(case.verifier.info(names[0]).shape) > HEAD_NUMBERS:
@@ -107,6 +111,8 @@ def _head(case: Case) -> tuple[Tensor, Tensor, float] | None:
 @cache
 def words(case: Case) -> Words | None:
     """What the stored last states say next; None where head or states do not allow it."""
+    import torch
+
     found = _head(case)
     if found is None or found[0].shape[1] != case.states.ht or found[1].shape != (case.states.ht,):
         return None
@@ -136,13 +142,15 @@ def words(case: Case) -> Words | None:
     return Words(len(last), normed, shares, share["as stored"], share["normed"], share["taken off"])
 
 
-def _rms(x: Tensor, epsilon: float) -> Tensor:
+def _rms(x: "Tensor", epsilon: float) -> "Tensor":
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
 @check("norm-teacher", "label-shift", "states-mismatch", "answers-foreign", needs="states, verifier")
 def last_states(case: Case) -> Iterable[Finding]:
     """Norm, alignment and origin of the stored last states."""
+    from workbench.states import OWN_SHARE
+
     said, where, states = words(case), str(case.states.folder), case.states
     if said is None:
         return
@@ -211,6 +219,8 @@ def _boundaries(case: Case) -> Seen | None:
     layers = case.verifier.layers
     if size > MODEL_BYTES or not layers or case.verifier.hidden != case.states.ht:
         return None
+    import torch
+
     from workbench.verifier import capture, find_parts, load_verifier
 
     try:
@@ -250,8 +260,10 @@ def _boundaries(case: Case) -> Seen | None:
     return Seen(tuple(expected), tuple(near.tolist()), tuple(least.tolist()), tuple(at.tolist()), shift, last, last_error, trusted, layers)
 
 
-def _relative_errors(a: Tensor, b: Tensor) -> Tensor:
+def _relative_errors(a: "Tensor", b: "Tensor") -> "Tensor":
     """How far each of a [T, A, Ht] is from each of b [T, n, Ht], relative to b, [A, n]; the worst channel of a pair is left out."""
+    import torch
+
     columns = []
     for k in range(b.shape[1]):
         squares, size = (a - b[:, k : k + 1]).square().sum(0), b[:, k].square().sum()  # [A, Ht]
