@@ -65,12 +65,12 @@ def free_parent(work: Path) -> Path:
     return folder
 
 
-def follow(case: warm_start.Case, start: Start, settings: TrainSettings) -> list[warm_start.Measured]:
+def follow(case: warm_start.Case, begun: warm_start.Begun, settings: TrainSettings) -> list[warm_start.Measured]:
     """Measures of a start at step 0 and at each of MARKS."""
-    found = [warm_start.measure(case, start, DRAFT_TOKENS)]
+    start, found = begun.start, [warm_start.measure(case, begun, DRAFT_TOKENS)]
     for record in train(start.drafter, start.vocab_map, case.teacher, case.training, settings):
         if record.step in MARKS:
-            found.append(warm_start.measure(case, start, DRAFT_TOKENS))
+            found.append(warm_start.measure(case, begun, DRAFT_TOKENS))
     return found
 
 
@@ -116,10 +116,10 @@ def main() -> None:
         for name in [*OTHER_WAYS, *options.inits]:
             way = name if name in OTHER_WAYS else "remapped"
             carried = "" if way == name else warm_start.carry(case, RunFolder(), name, seed)["out"]
-            start = warm_start.begin(case, way, carried, seed)
-            runs.setdefault(name, []).append(follow(case, start, settings))
+            begun = warm_start.begin(case, way, carried, seed)
+            runs.setdefault(name, []).append(follow(case, begun, settings))
             if options.accept and name in MEASURED:
-                accepts.setdefault(name, []).append(accept_length(case, start, model, prompts))
+                accepts.setdefault(name, []).append(accept_length(case, begun.start, model, prompts))
             last = runs[name][-1]
             print(f"seed {seed} {name}: " + ", ".join(f"{m.cross[0]:.2f} nats, {m.accept_length:.2f}" for m in last), file=sys.stderr)
     marks = "".join(f" nats @ {n} | full_acc_0 @ {n} | accept @ {n} |" for n in (0, *MARKS))

@@ -90,7 +90,7 @@ warm_start_figures.rows(case, carried)
 
 # %% tags=["figure"]
 moved = warm_start.begin(case, "remapped", carried["out"])
-remapped = warm_start.measure(case, moved, settings.draft_tokens, carried["out"])
+remapped = warm_start.measure(case, moved, settings.draft_tokens)
 warm_start.report_starts(run, {"keep": keep, "naive": naive, "remapped": remapped})
 warm_start_figures.remapped(naive, remapped)
 

@@ -1,5 +1,7 @@
 """What a head is made of: verdicts on heads whose origin is known, the two-map proof, and what misplaced rows do to a loss."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -175,6 +177,21 @@ def test_the_null_is_the_mean_loss_over_all_labels(n: int, k: int, seed: int) ->
     rng = np.random.default_rng(seed)
     hidden, head = rng.standard_normal((n, 3)) * 4, rng.standard_normal((k, 3))
     assert null_loss(hidden, head) == pytest.approx(float(-log_softmax(hidden @ head.T).mean()))
+
+
+def test_the_null_with_some_rows_in_place_is_the_mean_over_all_ways_to_shuffle_the_others() -> None:
+    """Teacher probabilities, two rows where their labels look: exactly the cross-entropy averaged over permutations of the other three."""
+    rng = np.random.default_rng(0)
+    hidden, head, in_place = rng.standard_normal((4, 3)), rng.standard_normal((5, 3)), np.array([True, False, False, True, False])
+    teacher = rng.dirichlet(np.ones(5), 4)
+    moved = np.flatnonzero(~in_place)
+    costs = []
+    for order in itertools.permutations(moved):
+        shuffled = head.copy()
+        shuffled[moved] = head[list(order)]
+        costs.append(-(teacher * log_softmax(hidden @ shuffled.T)).sum(1).mean())
+    assert null_loss(hidden, head, teacher, in_place) == pytest.approx(np.mean(costs))
+    assert null_loss(hidden, head, teacher, ~in_place | in_place) == null_loss(hidden, head)
 
 
 def test_the_null_of_a_confident_head_is_far_above_uniform() -> None:

@@ -47,8 +47,7 @@ def carried(case: Case) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def measured(case: Case, carried: dict[str, Any]) -> dict[str, Measured | None]:
     out = carried["out"]
-    made = {"remapped": out}  # the one start with rows that had to be made
-    return {way: warm_start.measure(case, warm_start.begin(case, way, out), STEPS, made.get(way, "")) for way in warm_start.WAYS}
+    return {way: warm_start.measure(case, warm_start.begin(case, way, out), STEPS) for way in warm_start.WAYS}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_the_remap_cures_the_naive_start(case: Case, measured: dict[str, Measure
 
 def test_carried_rows_are_the_parents_and_the_map_is_the_childs(case: Case, given: dict[str, str], carried: dict[str, Any]) -> None:
     """Every shared token has the parent's row bit for bit, at the child's place; everything else of the drafter is unchanged."""
-    parent, moved = (warm_start.begin(case, way, carried["out"]).drafter.state_dict() for way in ("keep", "remapped"))
+    parent, moved = (warm_start.begin(case, way, carried["out"]).start.drafter.state_dict() for way in ("keep", "remapped"))
     shared = case.view.comparison.shared_ids
     assert torch.equal(moved["lm_head.weight"][case.child.row_of[shared]], parent["lm_head.weight"][case.parent.row_of[shared]])
     assert all(torch.equal(moved[name], parent[name]) for name in parent if name != "lm_head.weight")
@@ -86,8 +85,8 @@ def test_measured_is_what_the_trainer_evaluates(case: Case, carried: dict[str, A
     """
     held_out = read_states(Path(case.scratch.name) / "held-out")
     for way in warm_start.WAYS:
-        start = warm_start.begin(case, way, carried["out"])
-        measured = warm_start.measure(case, start, 2)
+        begun = warm_start.begin(case, way, carried["out"])
+        start, measured = begun.start, warm_start.measure(case, begun, 2)
         settings = TrainSettings(ttt_steps=2, max_steps=1, length=256, rows=1)
         record = next(train(start.drafter, start.vocab_map, case.teacher, case.training, settings, held_out=held_out))
         assert record.phase == "held-out"
@@ -104,7 +103,7 @@ def test_the_yardsticks(case: Case, measured: dict[str, Measured]) -> None:
     p = case.teacher.logits(states)[:, torch.tensor(case.parent.ids)].softmax(-1)
     assert keep.cross[0] == pytest.approx(keep.found["loss_0"] + float(-(p * p.log()).sum(-1).mean()), rel=1e-4)
     assert view.labels["parent"].loss[0][view.supervised[0]].mean() == pytest.approx(keep.found["loss_0"], rel=1e-4)
-    drafter = warm_start.begin(case, "keep").drafter
+    drafter = warm_start.begin(case, "keep").start.drafter
     with torch.no_grad():
         unrolled = drafter(case.batch, 1)
         log_q = drafter.lm_head(unrolled.hidden[unrolled.supervised]).log_softmax(-1)
@@ -132,12 +131,12 @@ def test_results_and_warnings(case: Case, carried: dict[str, Any], measured: dic
     ]  # fmt: skip
     assert run.results["results"]["init"] == "mean"
     assert run.results["results"]["rows_moved"] == carried["rows_moved"] > 20
-    naive, leaky = run.results["warnings"]
-    assert naive.startswith("The naive start is worse than guessing: ")
-    assert leaky.startswith("The made rows take ")
-    weak, tight = RunFolder(), measured["remapped"]._replace(found=measured["remapped"].found | {"leak": 0.0})
-    warm_start.report_starts(weak, measured | {"remapped": tight})
-    assert "A sound drafter keeps more" in weak.results["warnings"][1]
+    assert run.results["warnings"][0].startswith("The naive start is worse than guessing: ")
+    for leak, sentence in ((0.3, "The made rows take 30"), (0.0, "A sound drafter keeps more")):
+        changed, other = measured["remapped"], RunFolder()
+        found = changed.found | {"leak": leak, "full_acc_0": 0.2}
+        warm_start.report_starts(other, measured | {"remapped": changed._replace(found=found)})
+        assert sentence in other.results["warnings"][1]
     assert "/" not in json.dumps(run.results)
 
 
@@ -184,7 +183,7 @@ def test_the_figures_say_their_numbers(
     assert f"{carried['rows_moved']} move" in shown.title
     names = [row[0] for row in rows_of(warm_start_figures.starts(measured))]
     assert names == list(warm_start.WAYS)
-    curves = warm_start_figures.curves(trained)
+    curves = warm_start_figures.curves({way: t.records for way, t in trained.items()}, 40)
     assert [list(line.y) for line in curves.body.data] == [[r.loss_k[0] for r in t.records] for t in trained.values()]
     last = rows_of(warm_start_figures.outcome(trained))
     assert [row[0] for row in last[:2]] == ["keep, at the start", "keep, after 4 steps"]

@@ -247,15 +247,21 @@ def which_map(head: HeadRows, a: VocabMap, b: VocabMap, reference: Rows, known: 
 # ---- what misplaced and new rows do to a loss
 
 
-def null_loss(hidden: np.ndarray, head: np.ndarray) -> float:
+def null_loss(hidden: np.ndarray, head: np.ndarray, teacher: np.ndarray | None = None, in_place: np.ndarray | None = None) -> float:
     """Cross-entropy in nats of labels that have nothing to do with the rows: mean over positions of logsumexp(z) - mean(z), z = head h.
 
-    hidden [N, H] final-norm outputs, head [K, H]. A loss near it means permuted rows, even where it lies far above ln K.
+    hidden [N, H] final-norm outputs, head [K, H]. A loss near it means permuted rows, even where it lies far above ln K. Where some rows
+    do stand where their labels look (in_place, bool [K]), these labels cost what they cost under the teacher's probabilities [N, K], and
+    the mean goes over the other rows.
     """
     total = 0.0
     for start in range(0, len(hidden), 256):
         logits = hidden[start : start + 256].astype(np.float64) @ head.T.astype(np.float64)  # [n, K]
-        total += float((_logsumexp(logits) - logits.mean(1)).sum())
+        expected = logits.mean(1)
+        if teacher is not None and in_place is not None and not in_place.all():
+            right = teacher[start : start + 256][:, in_place]
+            expected = (right * logits[:, in_place]).sum(1) + (1 - right.sum(1)) * logits[:, ~in_place].mean(1)
+        total += float((_logsumexp(logits) - expected).sum())
     return total / len(hidden)
 
 

@@ -5,8 +5,9 @@ Notable:
   weights and then its own map; *remapped*, the rows moved first; *scratch*. All are measured on the same held-out answers, trained on the
   same batches and judged by the same verifier.
 * Hidden states come from the verifier itself, on the fly, and lie in a temporary folder as long as the case lives.
-* Cross-entropy has two exact yardsticks: ln K for guessing, and the *null*, what labels cost that have nothing to do with the rows. The
-  loss that trainers print is KL, less by the verifier's own entropy.
+* Cross-entropy has two exact yardsticks: ln K for guessing, and the *null*, what labels cost that have nothing to do with the rows; of a
+  naive start, the few labels that find their own row by chance cost what they cost. The loss that trainers print is KL, less by the
+  verifier's own entropy.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -92,6 +94,14 @@ class Measured(NamedTuple):
         return self.found["accept_length"]
 
 
+class Begun(NamedTuple):
+    """A way to start. rows: the map that the head's rows follow, the start's own but for a naive one. made: rows that a remap made, [K]."""
+
+    start: Start
+    rows: VocabMap
+    made: np.ndarray | None = None
+
+
 class Trained(NamedTuple):
     """A start that was trained: its step records, and what it measured before and after."""
 
@@ -155,7 +165,7 @@ def _states(model: nn.Module, texts: Sequence[Text], taps: Sequence[int], folder
 # ---- starts -------------------------------------------------------------------------------------------------------------------------
 
 
-def begin(case: Case, way: str, carried: str = "", seed: int = 0) -> Start | None:
+def begin(case: Case, way: str, carried: str = "", seed: int = 0) -> Begun | None:
     """A drafter to start from, one of WAYS; None for a naive one where K differs: no trainer could load it. carried: remapped folder."""
     if way not in WAYS:
         raise InputError(f"unknown way to start {way!r}: expected some of {', '.join(WAYS)}")
@@ -166,7 +176,9 @@ def begin(case: Case, way: str, carried: str = "", seed: int = 0) -> Start | Non
         drafter = new_drafter(case.verifier, case.teacher, case.child, case.checkpoint.taps.count, seed)
     else:
         drafter = load_drafter(source, case.teacher.embedding.weight)
-    return Start(drafter, case.parent if way == "keep" else case.child, case.teacher, Form.of(source))
+    labels = case.parent if way == "keep" else case.child
+    made = initialised_rows(carried) if way == "remapped" else None
+    return Begun(Start(drafter, labels, case.teacher, Form.of(source)), case.parent if way == "naive" else labels, made)
 
 
 def carry(case: Case, run: RunFolder, init: str, seed: int) -> dict[str, Any]:
@@ -181,37 +193,38 @@ def carry(case: Case, run: RunFolder, init: str, seed: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure(case: Case, start: Start | None, steps: int, carried: str = "") -> Measured | None:
-    """A start on the held-out answers; None for a start that there is not. carried: for a remapped one, its folder."""
-    if start is None:
+def measure(case: Case, begun: Begun | None, steps: int) -> Measured | None:
+    """A start on the held-out answers; None for a start that there is not."""
+    if begun is None:
         return None
-    head, device = start.drafter.lm_head.weight, case.teacher.head.weight.device
-    batch = case.batch.to(device)
+    start, device = begun.start, case.teacher.head.weight.device
+    head, batch = start.drafter.lm_head.weight, case.batch.to(device)
     unrolled, states = unroll_with_teacher(batch, start.drafter.to(device), case.teacher, steps)
     ones, ids = torch.ones(steps, device=device), torch.tensor(start.vocab_map.ids, device=device)
     _, scores = score(unrolled, head, states, Vocabulary(case.teacher.head.weight, ids), ones)
     _, cross = score(unrolled, head, states, case.teacher.rows(ids), ones, "soft_ce")
     at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
     rows, found = head.float().cpu().numpy(), ratios(metrics(unrolled, scores))
-    made = initialised_rows(carried) if carried else None
-    if made is not None and made.any():
-        some = at[0].nonzero()[:SAMPLE, 0]
-        drafted = start.drafter.lm_head(unrolled.hidden[some]).double().cpu().numpy()  # [n, K]
-        wanted = (states[unrolled.teacher[some]] @ case.teacher.rows(ids).T).double().softmax(-1).cpu().numpy()
-        found |= {"leak": lineage.leak(drafted, wanted, made), "shared_only": lineage.shared_only_loss(drafted, wanted, made)}
+    hidden = [unrolled.hidden[here].float().cpu().numpy() for here in at]
+    wanted = [(states[unrolled.teacher[here]] @ case.teacher.rows(ids).T).softmax(-1).cpu().numpy() for here in at]  # [n, K] each
+    in_place = begun.rows.ids == start.vocab_map.ids
+    if begun.made is not None and begun.made.any():
+        drafted, some = hidden[0][:SAMPLE].astype(np.float64) @ rows.T, wanted[0][:SAMPLE]
+        found |= {"leak": lineage.leak(drafted, some, begun.made), "shared_only": lineage.shared_only_loss(drafted, some, begun.made)}
     return Measured(
         k=len(rows),
         supervised=int(at[0].sum()),
         cross=[float(cross.loss[here].mean()) for here in at],
-        null=[lineage.null_loss(unrolled.hidden[here].float().cpu().numpy(), rows) for here in at],
+        null=[lineage.null_loss(h, rows, p, in_place) for h, p in zip(hidden, wanted, strict=True)],
         found=found,
     )
 
 
-def look(case: Case, start: Start, steps: int) -> Stepped:
+def look(case: Case, begun: Begun, steps: int) -> Stepped:
     """The held-out batch step by step, for a start whose rows follow its own map, with labels through either map."""
     device = case.teacher.head.weight.device
     maps = {"parent": case.parent, "child": case.child}
+    start = begun.start
     drafter = start.drafter.to(device)
     return step_through(case.batch.to(device), drafter, case.teacher, start.vocab_map, maps, steps, case.view.tokens)
 
@@ -222,22 +235,23 @@ def fine_tune(
     """Train starts beside each other on the same batches, and measure each on the held-out answers before and after."""
     trained = {}
     for way in ways:
-        start, folder = begin(case, way, carried, settings.seed), carried if way == "remapped" else ""
-        before = measure(case, start, settings.ttt_steps, folder)
-        if start is None:
+        begun = begin(case, way, carried, settings.seed)
+        before = measure(case, begun, settings.ttt_steps)
+        if begun is None:
             progress(f"{way}: left out, because no trainer could put the child's {case.child.k} labels to {case.parent.k} rows")
             continue
-        records = list(train(start.drafter, start.vocab_map, case.teacher, case.training, settings))
-        trained[way] = Trained(start, records, before, measure(case, start, settings.ttt_steps, folder))
+        records = list(train(begun.start.drafter, begun.start.vocab_map, case.teacher, case.training, settings))
+        trained[way] = Trained(begun.start, records, before, measure(case, begun, settings.ttt_steps))
         progress(f"{way}: loss_0 {records[0].loss_k[0]:.2f} -> {records[-1].loss_k[0]:.2f} in {len(records)} steps")
     return trained
 
 
 def train_live(case: Case, way: str, stop: Callable[[], bool], carried: str, settings: TrainSettings) -> Iterator[StepRecord]:
     """The records of training a start in a folder that lives as long as the case: those of earlier calls first, then it goes on."""
-    start, folder = begin(case, way, carried, settings.seed), Path(case.scratch.name) / f"live-{way}"
-    if start is None:
+    begun, folder = begin(case, way, carried, settings.seed), Path(case.scratch.name) / f"live-{way}"
+    if begun is None:
         raise InputError(f"{way} cannot be trained: {case.parent.k} rows under a map of {case.child.k}; pick another start")
+    start = begun.start
     records = train(start.drafter, start.vocab_map, case.teacher, case.training, settings, out=folder, form=start.form, stop=stop)
     yield from [StepRecord(**record) for record in read_metrics(folder)]
     yield from records
