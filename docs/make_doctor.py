@@ -9,8 +9,8 @@ from workbench.checks.faults import FAULTS
 HEAD = """# What the doctor names
 
 `workbench doctor DRAFTER` with whatever else is at hand (`--verifier`, `--parent`, `--mapping`, `--states`, `--replay`, `--log`,
-`--metrics`, `--tokenizer`, `--run`, `--counts`) runs every check that these inputs allow and lists the rest under *skipped*. Exit code 0: no
-error-level finding, 1: errors, 2: an input that cannot be read. It writes nothing. Capitals in a cure stand for your own paths;
+`--metrics`, `--tokenizer`, `--run`, `--counts`) runs every check that these inputs allow and lists the rest under *skipped*. Exit code 0:
+no error-level finding, 1: errors, 2: an input that cannot be read. It writes nothing. Capitals in a cure stand for your own paths;
 `workbench cure` writes a new folder and leaves the drafter as it is. This page is written from the checks' own table by
 `docs/make_doctor.py`.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +17,10 @@ from tests.synthetic import Drafter, Verifier
 from workbench.checks import CHECKS
 from workbench.checks.faults import FAULTS
 from workbench.checks.replay import CODES as REPLAYED
+from workbench.cure import CURES, cure
 from workbench.doctor import Diagnosis, diagnose
 from workbench.errors import InputError
+from workbench.mapfiles import read_map
 
 # what a second fault of the same example rightly adds
 ALSO = {
@@ -256,3 +259,42 @@ def test_the_page_is_the_table() -> None:
     """docs/doctor.md is what docs/make_doctor.py writes from the table."""
     docs = Path(__file__).parents[1] / "docs"
     assert runpy.run_path(str(docs / "make_doctor.py"))["page"]() == (docs / "doctor.md").read_text("utf-8")
+
+
+# ---- cures
+
+
+@pytest.mark.parametrize("code", CURES)
+def test_a_cure_writes_a_new_folder_on_which_the_doctor_is_silent(workbench, tmp_path: Path, code: str) -> None:
+    """The first seeded example of each curable code: after the cure nothing at warning level, the source as it was."""
+    pair = Pair(0)
+    FAULTY[code][1 if code == "map-missing" else 0](pair)
+    options = pair.write(tmp_path)
+    before = {p.name: p.read_bytes() for p in Path(options["drafter"]).iterdir()}
+    ran = workbench("cure", options["drafter"], "--code", code, "--out", tmp_path / "cured", "--json")
+    assert (ran.code, ran.json["code"]) == (0, code)
+    assert loud(diagnose(**options | {"drafter": str(tmp_path / "cured")})) == set()
+    assert {p.name: p.read_bytes() for p in Path(options["drafter"]).iterdir()} == before
+
+
+def test_cures_that_are_none_are_refused(workbench, tmp_path: Path) -> None:
+    """A fault without a mechanical cure, and a float map: one sentence, nothing written."""
+    pair = Pair(0)
+    pair.values["d2t"] = pair.values["d2t"].astype(np.float32)
+    drafter = pair.write(tmp_path)["drafter"]
+    for code, said in (("rope-theta", "no mechanical cure"), ("map-dtype", "lost ids")):
+        ran = workbench("cure", drafter, "--code", code, "--out", tmp_path / "cured")
+        assert (ran.code, said in ran.err, (tmp_path / "cured").exists()) == (2, True, False)
+
+
+def test_a_side_file_becomes_the_map(tmp_path: Path) -> None:
+    """Absolute ids kept beside the weights (as NeMo AutoModel does) are embedded as offsets and marks."""
+    pair = Pair(0)
+    FAULTY["map-missing"][0](pair)
+    options = pair.write(tmp_path)
+    torch.save({"selected_token_ids": torch.tensor(pair.ids)}, tmp_path / "drafter" / "eagle_meta.pt")
+    (found,) = [f for f in diagnose(**options).findings if f.code == "map-missing"]
+    assert found.evidence["side_files"] == ["eagle_meta.pt"]
+    cure(options["drafter"], "map-missing", tmp_path / "cured")
+    assert loud(diagnose(**options | {"drafter": str(tmp_path / "cured")})) == set()
+    assert read_map(tmp_path / "cured").ids.tolist() == pair.ids.tolist()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.console import Json, app, show
+from workbench.console import Json, Out, app, show
 
 
 @app.command()
@@ -33,6 +33,23 @@ def doctor(
     result = found.to_json()
     show(result, as_json, _text(result))
     raise typer.Exit(int(result["verdict"] == "errors"))
+
+
+@app.command()
+def cure(
+    drafter: Annotated[str, typer.Argument(help="Drafter with the fault: folder, file or Hugging Face id; it is left as it is.")],
+    code: Annotated[str, typer.Option(help="The fault, as `workbench doctor` names it.")],
+    out: Out,
+    as_json: Json = False,
+) -> None:
+    """Write a drafter without one fault that has a mechanical cure; every other byte stays.
+
+    Example: `workbench cure my-drafter --code map-absolute --out runs/cured`
+    """
+    from workbench.cure import cure as write_cured
+
+    result = write_cured(drafter, code, out)
+    show(result, as_json, f"{code}: changed {', '.join(result['changed']) or '-'}, left out {', '.join(result['left_out']) or '-'}\n{out}")
 
 
 def _text(result: dict[str, Any]) -> str:
