@@ -45,7 +45,7 @@ def next_steps(found: Sequence[Finding]) -> Exhibit:
         because.setdefault(finding.remedy, []).append(finding.code)
     lines = [[n + 1, remedy, ", ".join(dict.fromkeys(codes))] for n, (remedy, codes) in enumerate(because.items())]
     sentence = "Capitals stand for your own paths."
-    return table(f"First: {lines[0][1]}", sentence, [Column("", "number"), Column("next", "value"), Column("because of")], lines)
+    return table(f"First: {lines[0][1]}", sentence, [Column("order", "number"), Column("next", "value"), Column("because of")], lines)
 
 
 def curves(e: Evidence) -> Exhibit:
