@@ -18,17 +18,22 @@ from workbench.scans import Bench, Difference, Outcome, Wiring, difference, tap_
 SCREEN = 24  # chains a document on which every reading is tried first
 SCAN = 12  # chains a document for the scan of all boundaries
 THETAS = (1e4, 1e5, 5e5, 1e6)
+CONFIRM = 4  # best readings run on all tokens, on top of a change that is kept
 MOST = 3  # changes combined at most
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One change. code: its name in findings when it is the better one. change, config: fields of Wiring and DrafterConfig."""
+    """One change. code: its name in findings when it is the better one. change, config: fields of Wiring and DrafterConfig.
+
+    usual: what others do; it wins a draw with the best of its code.
+    """
 
     name: str
     code: str
     change: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    usual: bool = False
 
     def applied(self, base: Wiring) -> Wiring:
         """The changed wiring; rope keys that are not named stay."""
@@ -48,8 +53,8 @@ def readings(bench: Bench, base: Wiring) -> list[Reading]:
     """Every single change to `base` that makes sense for this drafter, the usual way first within a kind."""
     config, found = base.config, list[Reading]()
 
-    def add(name: str, code: str, config: dict[str, Any] | None = None, **change: Any) -> None:
-        reading = Reading(name, code, change, config or {})
+    def add(name: str, code: str, config: dict[str, Any] | None = None, usual: bool = False, **change: Any) -> None:
+        reading = Reading(name, code, change, config or {}, usual)
         wiring = reading.applied(base)
         if wiring != base and all(wiring != other.applied(base) for other in found):
             found.append(reading)
@@ -68,7 +73,7 @@ def readings(bench: Bench, base: Wiring) -> list[Reading]:
     usual = bench.replay.about.get("rope_theta")
     for theta in (*([usual] if usual else []), *THETAS):
         whose = ", the verifier's" if theta == usual else ""
-        add(f"rope theta {theta:g}{whose}", "rope-theta", {"rope": {"rope_theta": float(theta)}})
+        add(f"rope theta {theta:g}{whose}", "rope-theta", {"rope": {"rope_theta": float(theta)}}, usual=theta == usual)
     for part in (1.0, 0.5, 0.25):
         if config.latent is None and part != config.rope.get("partial_rotary_factor", 1.0):
             add(f"rope over {part:g} of a head", "rope-partial", {"rope": {"partial_rotary_factor": part}})
@@ -135,23 +140,40 @@ def _matched(bench: Bench, base: Wiring, out: Outcome, ids: torch.Tensor, learn:
     return made
 
 
-def rank(bench: Bench, base: Wiring, candidates: Sequence[Reading], progress: Progress = lambda _: None) -> list[Ranked]:
-    """Each reading against the base, best first: on the first tokens of each document, on all where it is not worse on these."""
+def rank(
+    bench: Bench, base: Wiring, candidates: Sequence[Reading], progress: Progress = lambda _: None, confirm: int | None = None
+) -> list[Ranked]:
+    """Each reading against the base, best first: on the first tokens of each document, on all where it is not worse on these.
+
+    confirm: at most so many, the best ones, are run on all.
+    """
     few, whole = bench.run(base, SCREEN), bench.run(base)
     ranked = []
     for number, reading in enumerate(candidates, 1):
-        wiring = reading.applied(base)
-        by_cost = (wiring.map, wiring.norms) != (base.map, base.norms)
-        found = difference(bench.run(wiring, SCREEN), few, by_cost)
-        if found.verdict != "worse":
-            found = difference(bench.run(wiring), whole, by_cost)
-        ranked.append(Ranked(reading, found))
+        ranked.append(Ranked(reading, difference(bench.run(reading.applied(base), SCREEN), few, _by_cost(reading.applied(base), base))))
         if number % 10 == 0:
-            progress(f"{number} of {len(candidates)} readings")
-    return sorted(ranked, key=lambda r: r.difference.loss)
+            progress(f"{number} of {len(candidates)} readings tried")
+    ranked.sort(key=lambda r: r.difference.loss)
+    open_ones = [i for i, r in enumerate(ranked) if r.difference.verdict != "worse"][:confirm]
+    for number, i in enumerate(open_ones, 1):
+        wiring = ranked[i].reading.applied(base)
+        ranked[i] = Ranked(ranked[i].reading, difference(bench.run(wiring), whole, _by_cost(wiring, base)))
+        if number % 5 == 0:
+            progress(f"{number} of {len(open_ones)} run on all tokens")
+    ranked.sort(key=lambda r: r.difference.loss)
+    first = ranked[0]
+    draw = next((r for r in ranked[1:] if r.reading.usual and r.reading.code == first.reading.code), None)
+    if draw and difference(bench.run(draw.reading.applied(base)), bench.run(first.reading.applied(base))).verdict == "undecidable":
+        ranked = [draw, *(r for r in ranked if r is not draw)]
+    return ranked
 
 
-def scan(bench: Bench, base: Wiring, progress: Progress = lambda _: None) -> list[Ranked]:
+def _by_cost(a: Wiring, b: Wiring) -> bool:
+    """Whether two wirings differ about what is right."""
+    return (a.map, a.norms) != (b.map, b.norms)
+
+
+def scan(bench: Bench, base: Wiring, progress: Progress = lambda _: None, confirm: int | None = None) -> list[Ranked]:
     """All single changes to `base`, ranked."""
     if base.map == bench.base.map:  # one change of map at most
         bench.maps |= other_maps(bench, base)
@@ -165,24 +187,23 @@ def scan(bench: Bench, base: Wiring, progress: Progress = lambda _: None) -> lis
         if taps not in tried:
             candidates.append(Reading(*_named(kind, taps, base), {"taps": taps}))
             tried.add(taps)
-    return rank(bench, base, candidates, progress)
+    return rank(bench, base, candidates, progress, confirm)
 
 
 def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _: None) -> list[Ranked]:
     """The changes that are needed, the best first and each on top of those before; at most MOST. Those not needed are taken back."""
     kept, wiring, ranked = list[Ranked](), bench.base, first
-    while ranked and ranked[0].difference.verdict == "better" and len(kept) < MOST:
+    while ranked and ranked[0].difference.verdict == "better":
         kept.append(ranked[0])
         wiring = ranked[0].reading.applied(wiring)
         progress(f"kept: {ranked[0].reading.name}")
-        ranked = scan(bench, wiring, progress)
+        ranked = scan(bench, wiring, progress, CONFIRM) if len(kept) < MOST else []
     whole = bench.run(wiring)
     for one in kept[:-1]:
         without = bench.base
         for other in kept:
             without = other.reading.applied(without) if other is not one else without
-        by_cost = (without.map, without.norms) != (wiring.map, wiring.norms)
-        if difference(bench.run(without), whole, by_cost).verdict != "worse":
+        if difference(bench.run(without), whole, _by_cost(without, wiring)).verdict != "worse":
             kept = [other for other in kept if other is not one]
             wiring, whole = without, bench.run(without)
     return kept
