@@ -232,12 +232,16 @@ def test_an_engine_that_dies_says_its_last_words(monkeypatch, tmp_path) -> None:
 
 
 def test_a_started_engine_is_stopped_with_its_children(monkeypatch, tmp_path) -> None:
-    """While it runs its address is yielded; afterwards neither it nor what it started is left."""
+    """While it runs its address is yielded; afterwards neither it nor what it started is left. It gets the drafter in its own dialect."""
     pids = tmp_path / "pids"
-    monkeypatch.setenv("WORKBENCH_SGLANG_PYTHON", fake_python(tmp_path / "e", f"sleep 60 & echo $$ $! > {pids}; wait"))
+    monkeypatch.setenv(
+        "WORKBENCH_SGLANG_PYTHON", fake_python(tmp_path / "e", f'sleep 60 & echo "$@" > {pids}.words; echo $$ $! > {pids}; wait')
+    )
     monkeypatch.setattr(engines.urllib.request, "urlopen", lambda *a, **k: _opened(pids))
+    monkeypatch.setattr(engines, "convert", lambda drafter, to, verifier, out: {"out": f"{drafter} for {verifier} as {to}"})
     with serving("sglang", 10, "v", "d", 3) as started:
         assert started.startswith("http://127.0.0.1:")
+    assert "--speculative-draft-model-path d for v as sglang" in Path(f"{pids}.words").read_text()
     for pid in pids.read_text().split():
         status = Path(f"/proc/{pid}/stat")
         assert not status.exists() or status.read_text().split()[2] == "Z"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.acceptance import Run
+from workbench.convert import convert
 from workbench.errors import InputError
 from workbench.logformats import prometheus, request
 
@@ -262,12 +263,18 @@ def environment(engine: str) -> dict[str, str]:
 
 @contextmanager
 def serving(engine: str, longest: int, verifier: str, drafter: str = "", draft_tokens: int = 0) -> Iterator[str]:
-    """Start a server, yield its address once it answers, stop it with all its processes; InputError with its last words if it dies."""
+    """Start a server, yield its address once it answers, stop it with all its processes; InputError with its last words if it dies.
+
+    The drafter is served from a copy in the engine's own dialect, so that what it was trained with is what the engine reads.
+    """
+    python_of(engine)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    url, words = f"http://127.0.0.1:{port}", command(engine, port, longest, verifier, drafter, draft_tokens)
-    with tempfile.TemporaryFile() as log:
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+        served = convert(drafter, engine, verifier=verifier, out=Path(folder) / "drafter")["out"] if drafter else ""
+        words = command(engine, port, longest, verifier, served, draft_tokens)
         process = subprocess.Popen(words, env=environment(engine), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait(process, engine, url, log)
