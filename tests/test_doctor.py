@@ -3,6 +3,7 @@
 import json
 import random
 import runpy
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from workbench.checks.replay import CODES as REPLAYED
 from workbench.cure import CURES, cure
 from workbench.doctor import Diagnosis, diagnose
 from workbench.errors import InputError
+from workbench.findings import Finding
 from workbench.mapfiles import read_map
 
 # what a second fault of the same example rightly adds
@@ -173,6 +175,32 @@ def test_larger_heads_free_misordered_and_fresh(tmp_path: Path) -> None:
         pair.values |= {"d2t": pair.ids - np.arange(600), "t2d": np.isin(np.arange(1200), pair.ids)}
         named[name] = loud(diagnose(**pair.write(tmp_path / name)))
     assert named == {"free": set(), "head-row-order": {"head-row-order"}, "head-random": {"head-random"}}
+
+
+def test_a_replay_is_read_and_its_findings_are_the_doctors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that cannot be read is refused; of one that can, the readings' findings stand among the others, worst first."""
+    options = Pair(0).write(tmp_path)
+    (tmp_path / "replay.safetensors").write_text("no recording, but long enough to be looked at")
+    with pytest.raises(InputError):
+        diagnose(**options, replay=str(tmp_path / "nowhere"))
+    said = Finding("concat-swapped", "error", "halves exchanged", "drafter", {"delta_loss": -1.0}, "exchange them").to_json()
+    monkeypatch.setattr("workbench.replay.read_replay", lambda path: None)
+    monkeypatch.setattr("workbench.replay_check.check", lambda replay, drafter, verifier: {"findings": [said]})
+    found = diagnose(**options, replay=str(tmp_path / "replay.safetensors"))
+    assert found.findings[0].to_json() == said
+    assert not any(skip["check"].startswith("replay.") for skip in found.skipped)
+
+
+def test_a_mask_over_the_prompt_is_named_and_taps_are_read_from_the_record(tmp_path: Path) -> None:
+    """Every token supervised: mask-shift (and rightly foreign words). Recorded boundaries tell shifted taps without the verifier."""
+    pair = Pair(0)
+    pair.tokenizer()
+    pair.states(lambda s: replace(s, loss_mask=torch.ones_like(s.loss_mask)), taps=(3, 5, 6))
+    pair.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    options = pair.write(tmp_path)
+    assert {"mask-shift", "taps-shifted"} <= loud(diagnose(**options))
+    del options["verifier"]
+    assert "taps-shifted" in loud(diagnose(**options))
 
 
 # ---- damage

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.case import Case, Run
 from workbench.checkpoint import open_drafter, open_verifier
 from workbench.checks import CHECKS, finding
@@ -98,15 +100,16 @@ def examine(case: Case) -> tuple[list[Finding], list[dict[str, str]]]:
             )
             continue
         try:
-            for one in check.run(case):
-                found.setdefault((one.code, one.where), one)
+            with np.errstate(all="ignore"):  # weights may hold anything
+                for one in check.run(case):
+                    found.setdefault((one.code, one.where), one)
         except InputError as error:
             if error.code in FAULTS:
                 one = finding(error.code, "error", str(error), case.where)
                 found.setdefault((one.code, one.where), one)
             else:
                 skipped.append({"check": check.name, "needs": f"a readable input: {error}"})
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:  # a config of odd values
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:  # a config of odd values
             skipped.append(
                 {"check": check.name, "needs": f"well-formed input ({type(error).__name__}: {' '.join(str(error).split())[:150]})"}
             )

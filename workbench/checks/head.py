@@ -172,7 +172,7 @@ def _beside(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     return rows, own, theirs if theirs is not None and theirs.shape == own.shape else None
 
 
-@check("head-row-order", "head-random", "head-overwritten", needs="verifier")
+@check("head-row-order", "head-random", "head-overwritten", "map-absolute", needs="verifier")
 def against_verifier(case: Case) -> Iterable[Finding]:
     """Rows that are the verifier's but for other tokens; rows that are nobody's; rows that should not be the verifier's."""
     if not _usable(case):
@@ -183,6 +183,12 @@ def against_verifier(case: Case) -> Iterable[Finding]:
         tied = _plain_cosine(own, theirs)
         order = _copied_elsewhere(case, rows, own) if tied.min() < RELATED else None
         if order is not None:
+            if case.map.report["ambiguous"] and (case.map.d2t < _verifier_rows(case).checkpoint.info(case.verifier.head).shape[0]).all():
+                absolute = _plain_cosine(own, _verifier_rows(case)(case.map.d2t[rows]))
+                if float(np.median(absolute)) > RELATED:
+                    title = "d2t holds absolute ids, not offsets: read so, the head's rows are the verifier's rows of their tokens"
+                    yield finding("map-absolute", "error", title, where, rows_looked_at=len(rows), cosine=float(np.median(absolute)))
+                    return
             share, found = order
             title = f"Head rows are the verifier's, but of other tokens: {(tied > SAME).mean():.0%} in place, {share:.0%} another id's"
             cure = "workbench remap with the map that the head follows; see evidence for the ids that its rows are"

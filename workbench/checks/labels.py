@@ -54,6 +54,11 @@ def header_ends(spans: list[tuple[np.ndarray, int, int]], marker: list[int]) -> 
 @check("mask-shift", needs="states")
 def mask_shift(case: Case) -> Iterable[Finding]:
     """Answers whose supervision begins one token early or late."""
+    from_start = sum(bool(one.loss_mask[:2].any()) for one in case.samples)
+    if case.tokenizer is not None and len(case.samples) >= LEAST and from_start > 0.5 * len(case.samples):
+        title = f"The loss mask of {from_start} of {len(case.samples)} samples begins with the prompt: supervised prompt tokens"
+        yield finding("mask-shift", "error", title, str(case.states.folder), samples=from_start, looked_at=len(case.samples))
+        return
     spans = [span for span in answers(case) if span[1] > 1]
     if len(spans) < LEAST:
         return
