@@ -1,5 +1,6 @@
 """How much of what the verifier writes the draft vocabulary can express."""
 
+import math
 from collections.abc import Iterable
 
 from workbench.accept import coverage_ceiling
@@ -18,9 +19,10 @@ def coverage(case: Case) -> Iterable[Finding]:
         return
     told = {name: row for name, row in zip(counted.slices, counted.values, strict=True) if row.sum() >= LEAST}
     slices = {name: vocab_map.coverage(row) for name, row in told.items()}
-    worst = min(slices, key=slices.__getitem__, default="")
-    if not slices or slices[worst] >= 0.9:
+    certain = [n for n, c in slices.items() if c + 2 * math.sqrt(c * (1 - c) / told[n].sum()) < 0.9]  # beyond what few tokens leave open
+    if not certain:
         return
+    worst = min(certain, key=slices.__getitem__)
     total, low = vocab_map.coverage(counted.total), slices[worst]
     title = (
         f"The draft vocabulary covers {low:.1%} of the tokens{f' of slice {worst}' if len(slices) > 1 else ''} (all: {total:.1%}): "
