@@ -107,6 +107,14 @@ def test_a_clean_drafter_has_no_finding_and_the_whole_contract(workbench, wired)
     assert {reading["verdict"] for reading in ran.json["readings"]} == {"worse", "undecidable"}
 
 
+def test_a_clean_drafter_of_two_layers_has_no_finding(tmp_path) -> None:
+    """Its own wiring is the best one, whatever a drafter is built of."""
+    wired = tiny_replay(tmp_path, epochs=25, layers=2)
+    result = check(wired.replay, wired.drafter)
+    assert result["base"]["accept_length"] > 1.3
+    assert result["combination"] == []
+
+
 def test_two_faults_are_both_found(workbench, wired, tmp_path) -> None:
     """Taps rotated and halves exchanged: both are named as findings with evidence and a cure; exit code 1."""
     faults = [FAULTS["taps rotated"], FAULTS["concat swapped"]]

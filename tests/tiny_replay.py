@@ -1,14 +1,18 @@
 """A drafter that has learnt its tiny verifier by heart, and the replay of what it learnt: wiring faults show on it as they do on real ones.
 
-wired = tiny_replay(folder)    lab, drafter (folder), replay (file)
+wired = tiny_replay(folder)              lab, drafter (folder), replay (file)
+wired = tiny_replay(folder, layers=2)    the same with another kind of drafter
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.tiny_lab import TinyLab, tiny_lab
-from workbench.drafter_files import write_drafter
+import torch
+
+from tests.tiny_lab import TAPS, TinyLab, tiny_lab
+from workbench.drafter import Drafter
+from workbench.drafter_files import eagle_form, write_drafter
 from workbench.replay import record, write_replay
 from workbench.train import train
 from workbench.train_settings import TrainSettings
@@ -23,14 +27,20 @@ class Wired:
     replay: Path
 
 
-def tiny_replay(root: Path) -> Wired:
+def tiny_replay(root: Path, epochs: int = 40, layers: int = 1) -> Wired:
     """Train, write and record in `root`."""
     lab = tiny_lab(root)
     begun = lab.start()
-    for _ in train(begun.drafter, begun.vocab_map, begun.teacher, lab.states, TrainSettings(length=40, rows=4, epochs=40, lr=2e-2)):
+    config, vocab_map = replace(begun.drafter.config, layers=layers), begun.vocab_map
+    torch.manual_seed(0)
+    drafter = begun.drafter if layers == 1 else Drafter(config, begun.teacher.embedding.weight)
+    with torch.no_grad():
+        drafter.lm_head.weight.copy_(begun.teacher.rows(torch.tensor(vocab_map.ids)))
+    for _ in train(drafter, vocab_map, begun.teacher, lab.states, TrainSettings(length=40, rows=4, epochs=epochs, lr=2e-2)):
         pass
+    form = eagle_form(config, TAPS)
     (root / "drafter").mkdir()
-    write_drafter(root / "drafter", begun.drafter, begun.vocab_map, begun.form)
+    write_drafter(root / "drafter", drafter, vocab_map, form)
     lines = []
     for sample in lab.states:
         asked = int((~sample.loss_mask).sum())
