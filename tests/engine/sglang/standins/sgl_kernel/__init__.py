@@ -106,13 +106,17 @@ def build_tree_kernel_efficient_cpu(
 
 
 def verify_tree_greedy_cpu(
-    predicts: Tensor, accept_index: Tensor, accept_count: Tensor, drafts: Tensor,
-    index: Tensor, first_child: Tensor, next_sibling: Tensor, verifier_argmax: Tensor,
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
+    retrive_index: Tensor, retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    """From the root on, go to the child that is the verifier's argmax at its parent; where none is, that argmax is the bonus token."""
-    wanted = verifier_argmax.flatten().tolist()
-    for b in range(len(drafts)):
-        tokens, row, child_of, sibling_of = (t[b].tolist() for t in (drafts, index, first_child, next_sibling))
+    """From the root on, go to the child that is the verifier's argmax at its parent; where none is, that argmax is the bonus token.
+
+    Called by keyword, hence SGLang's own names.
+    """
+    wanted = target_predict.flatten().tolist()
+    for b in range(len(candidates)):
+        links = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+        tokens, row, child_of, sibling_of = (link[b].tolist() for link in links)
         node, accepted = 0, 0
         accept_index[b, 0] = row[0]
         while accepted + 1 < accept_index.shape[1]:
@@ -125,7 +129,7 @@ def verify_tree_greedy_cpu(
             accepted += 1
             accept_index[b, accepted] = row[child]
             node = child
-        accept_count[b] = accepted
+        accept_token_num[b] = accepted
         predicts[row[node]] = wanted[row[node]]
 
 
