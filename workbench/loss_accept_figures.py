@@ -163,6 +163,7 @@ def calibration(e: Evidence) -> Exhibit:
     traces = [drawn(reach, reach, "as predicted", line={"color": figures.GREY, "dash": "dot"})]
     for colour, symbol, name, kept in ((figures.BLUE, "circle", "agrees", False), (figures.VERMILLION, "x", "contradicts", True)):
         here = [i for i, bad in enumerate(wrong) if bad == kept]
+        places = [("bottom " if i % 2 else "top ") + ("left" if 2 * x[i] > sum(reach) else "right") for i in here]
         bounds = [promises[i].predicted for i in here]
         style = {"marker": {"color": colour, "symbol": symbol, "size": 11}, "text": [plot_text(names[i]) for i in here]}
         across = {
@@ -173,7 +174,7 @@ def calibration(e: Evidence) -> Exhibit:
         }
         upwards = {"type": "data", "array": [promises[i].run.half_width for i in here], "thickness": 1}
         traces.append(trace("scatter", x=[x[i] for i in here], y=[y[i] for i in here], mode="markers+text", name=name, error_x=across,
-                            error_y=upwards, textposition="top center", hovertemplate="%{text}", **style))  # fmt: skip
+                            error_y=upwards, textposition=places, hovertemplate="%{text}", **style))  # fmt: skip
     title = (
         f"{sum(wrong)} of {len(promises)} predictions are contradicted: {', '.join(n for n, bad in zip(names, wrong, strict=True) if bad)}"
     )
