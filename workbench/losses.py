@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.unroll import Unrolled
 
-CHUNK = 256  # pairs whose logits are held at once: enough rows for full matmul speed
+CHUNK = 128  # pairs whose logits are held at once: near full matmul speed, and at K = 32,000 some 16 MB each for a handful of arrays
 LEAST_OVERLAP = 1e-5  # below it -log(alpha) is flat, as in speculators
 
 Metrics = dict[str, Tensor]
