@@ -116,7 +116,7 @@ explore.BreakEven(known).panel()
 
 # %% [markdown]
 # ## What to do next
-# - Worse than guessing, or better served than trained: compare the maps (`workbench overlap`), move the rows (`workbench remap`), start anew.
+# - Worse than guessing, or better served than trained: compare the maps (`workbench overlap`), move the rows (`workbench remap`), restart.
 # - A warm start below two fifths after its rows were moved: see what it is fed (`workbench replay`), before any cleverness about new rows.
 # - Worse served than trained: `workbench forecast` says what the engine loads and ignores.
 # - Below break-even: fewer draft tokens, a cheaper draft step or larger batches first; then a better drafter.
