@@ -53,6 +53,20 @@ class VocabOverlap:
 
 
 @dataclass(frozen=True)
+class LayerWiring:
+    """Notebook 2: is the drafter fed what it was trained on?"""
+
+    drafter: str = parameter("", "drafter to inspect: folder, file or Hugging Face id; empty: the lab's parent drafter", path=True)
+    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path=True)
+    replay: str = parameter("", "a replay file (`workbench replay record`); empty: recorded now from the prompts", path=True)
+    prompts: str = parameter("", "prompts (JSONL), the held-out ones where there are splits; empty: the lab's with answers", path=True)
+    tokens: int = parameter(640, "tokens of a replay that is recorded now", minimum=64, maximum=65536)
+    parent: str = parameter("", "the drafter that it was made from, for the doctor; empty: none", path=True)
+    rows: int = parameter(20, "readings drawn, and longest list of tensors", minimum=1, maximum=500)
+    out: str = parameter("", "run folder for results.json; empty: nothing is written (`workbench run` sets it)")
+
+
+@dataclass(frozen=True)
 class RemapAndTrain:
     """Notebook 3: carry a drafter over to another vocabulary and verifier, and train it."""
 
@@ -94,7 +108,12 @@ class LossVsAccept:
     out: str = parameter("", "run folder for results.json; empty: nothing is written (`workbench run` sets it)")
 
 
-NOTEBOOKS: dict[str, type] = {"01_vocab_overlap": VocabOverlap, "03_remap_and_train": RemapAndTrain, "04_loss_vs_accept": LossVsAccept}
+NOTEBOOKS: dict[str, type] = {
+    "01_vocab_overlap": VocabOverlap,
+    "02_layer_wiring": LayerWiring,
+    "03_remap_and_train": RemapAndTrain,
+    "04_loss_vs_accept": LossVsAccept,
+}
 
 
 def of_notebook(path: Path) -> type:

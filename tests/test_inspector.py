@@ -1,0 +1,168 @@
+"""Notebook 2's numbers and figures: a clean drafter is left alone, a seeded fault is named in every place where it belongs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_replay import Wired, tiny_replay
+from tests.wiring_faults import FAULTS, seed_drafter
+from workbench import explore, inspector, params, wiring_figures, wiring_flow
+from workbench.checkpoint import open_drafter
+from workbench.figures import Exhibit
+from workbench.inspector import Inspection
+from workbench.params import LayerWiring
+from workbench.runs import RunFolder
+from workbench.verifier import Teacher
+from workbench.wiring import CONSUMERS
+
+
+@pytest.fixture(scope="module")
+def wired(tmp_path_factory: pytest.TempPathFactory) -> Wired:
+    return tiny_replay(tmp_path_factory.mktemp("wired"))
+
+
+def inspect(wired: Wired, drafter: Path) -> Inspection:
+    given = {"drafter": str(drafter), "verifier": str(wired.lab.root / "verifier"), "replay": str(wired.replay)}
+    return inspector.inspect(params.check(LayerWiring, given), str)
+
+
+def faulty(wired: Wired, name: str, folder: Path) -> Path:
+    embedding = Teacher.load(wired.lab.root / "verifier").embedding.weight
+    return seed_drafter(open_drafter(wired.drafter), folder, [FAULTS[name]], embedding)
+
+
+@pytest.fixture(scope="module")
+def clean(wired: Wired) -> Inspection:
+    return inspect(wired, wired.drafter)
+
+
+@pytest.fixture(scope="module")
+def rotated(wired: Wired, tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    return inspect(wired, faulty(wired, "taps rotated", tmp_path_factory.mktemp("rotated") / "d"))
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """No control remembers another test's value."""
+    explore._remembered.clear()
+    yield
+    explore._remembered.clear()
+
+
+def exhibits(i: Inspection) -> dict[str, Exhibit]:
+    """Every figure and table of the notebook."""
+    names = ("findings", "skipped", "engines", "boundaries", "tap_heat", "readings")
+    both = {name: getattr(wiring_figures, name)(i) for name in names}
+    return {**both, "flow": wiring_flow.flow(i), "consumers": wiring_figures.consumers(i, 5), "ranked": wiring_figures.ranked(i, 12)}
+
+
+def test_a_clean_drafter_is_left_alone(clean: Inspection) -> None:
+    """No error, no reading that fits better, every stage in its plain frame, the taps best where they are."""
+    shown = exhibits(clean)
+    assert not [f for f in clean.doctor.findings if f.severity == "error"]
+    assert list(clean.kept) == []
+    assert shown["ranked"].title.startswith("No other wiring fits better")
+    assert shown["tap_heat"].title.startswith("No tap reads better elsewhere")
+    assert "No change is needed" in shown["readings"].sentence
+    assert len(shown["readings"].body.rows) == len(clean.ranked)
+
+
+def test_a_fault_is_named_wherever_it_belongs(rotated: Inspection) -> None:
+    """Taps in another order: first in the findings, in the flow at the taps, in the ranking, and in the results as a warning."""
+    shown, first = exhibits(rotated), rotated.doctor.findings[0]
+    assert (first.code, first.severity) == ("taps-order", "error")
+    assert shown["findings"].title.endswith(first.title)
+    assert shown["flow"].title.startswith("Suspect first: taps")
+    texts = [note.text for note in shown["flow"].body.layout.annotations]
+    assert any("taps h_2, h_3, h_1" in text and "taps-order" in text for text in texts)
+    assert "fit better, first of all taps 1, 2, 3 (order)" in shown["ranked"].title
+    run = RunFolder()
+    inspector.report(run, rotated)
+    assert 3 <= len(run.results["verdict"]) <= 5
+    assert run.results["warnings"][0].startswith(first.title)
+    assert run.results["results"]["combination"] == ["taps 1, 2, 3 (order)"]
+    json.dumps(run.results, allow_nan=False)
+
+
+def test_numbers_are_those_of_the_bench(clean: Inspection) -> None:
+    """A cell of the heat map is a paired difference, the accept length that of the wiring as it is; a wired cell is zero."""
+    bench, at = clean.bench, clean.boundaries.index(0)
+    moved = replace(bench.base, taps=(0, *bench.base.taps[1:]))
+    gap = (bench.run(moved, wiring_figures.SCAN, 1).loss - bench.run(bench.base, wiring_figures.SCAN, 1).loss).double().mean()
+    assert clean.cells[0, at] == pytest.approx(float(gap), abs=1e-6)
+    assert all(clean.cells[slot, clean.boundaries.index(k)] == 0 for slot, k in enumerate(bench.base.taps))
+    assert clean.base["accept_length"] == bench.run(bench.base).accept_length()
+
+
+def test_boundaries_are_medians(clean: Inspection) -> None:
+    """Two boundaries by hand: RMS 1 and 2 in the middle, loudest channel 1, neighbours at a right angle."""
+    a = torch.tensor([[1.0, 1.0], [0.6, 1.8], [100.0, 100.0]])
+    states = {0: a, 1: 2 * a.flip(1) * torch.tensor([1.0, -1.0])}
+    first, second = inspector.boundary_statistics(replace(clean.replay, states=states))
+    assert first.cosine != first.cosine
+    assert second.cosine == pytest.approx(0, abs=1e-6)
+    assert (first.channel, first.loudest) == (1, pytest.approx(1.8))
+    assert second.rms == pytest.approx(2 * first.rms)
+
+
+def test_a_tensor_that_is_lost_shows(wired: Wired, clean: Inspection) -> None:
+    """A missing norm marks its stage; a table of 5 rows says how many there were; what engines do differently stands first."""
+    rows = [dict(row) for row in clean.tensors]
+    lost = next(row for row in rows if row["canonical"] == "layers.0.mlp.up_proj.weight")
+    lost.update(name=None, shape=None, fits=None, consumers=dict.fromkeys(CONSUMERS, "missing"))
+    i = replace(clean, tensors=rows)
+    assert i.stages["layer"].wrong == ["layers.0.mlp.up_proj.weight is missing"]
+    shown = exhibits(i)
+    assert shown["flow"].title == "Suspect first: layer"
+    assert (len(shown["consumers"].body.rows), shown["consumers"].body.total) == (5, len(rows))
+    differing = [len(inspector.treatments(row)) > 1 for row in rows]
+    assert shown["consumers"].title.startswith(f"Engines treat {sum(differing)} of {len(rows)} tensors differently")
+
+
+def test_engines_that_differ_come_first(clean: Inspection) -> None:
+    """The first line of the engines' table differs when any does, and the title says in what."""
+    shown = wiring_figures.engines(clean)
+    marks = [row[1] for row in shown.body.rows[:5]]
+    assert marks == sorted(marks, key=lambda mark: mark != "differ")
+    assert shown.title.startswith(f"Engines differ in {marks.count('differ')} of 5 things" if "differ" in marks else "All engines")
+
+
+def test_a_drafter_that_cannot_run_keeps_its_static_part(wired: Wired, tmp_path: Path) -> None:
+    """A head with numbers that are not finite: findings, flow and tables stand, the replay's sections say what is in the way."""
+    source = open_drafter(wired.drafter)
+    broken = FAULTS["final norm lost"].__class__("", lambda tensors, *_: tensors["norm.weight"].fill_(float("nan")))
+    i = inspect(wired, seed_drafter(source, tmp_path / "d", [broken], torch.zeros(1)))
+    shown = exhibits(i)
+    assert "not finite" in i.why
+    assert {name for name, exhibit in shown.items() if exhibit.body is None} >= {"tap_heat", "ranked", "readings"}
+    assert "not finite" in shown["ranked"].sentence
+    assert any(one["check"] == inspector.REPLAY_CHECK for one in i.doctor.skipped)
+    run = RunFolder()
+    inspector.report(run, i)
+    assert "accept_length" not in run.results["results"]
+
+
+def test_live_controls_move_taps_and_flip_readings(clean: Inspection) -> None:
+    """A tap moved by slider or by click, a reading flipped: loss and accept length follow; one button undoes all."""
+    from workbench.explore_wiring import WiringSwitch
+
+    switch = WiringSwitch(clean, 40)
+    assert 40 <= len(switch.bench.replay.ids) < len(clean.replay.ids)
+    box = switch.panel()
+    text = box.children[1].children[2].children[1].children[1]
+    assert "As wired: loss" in box.children[1].children[2].children[1].children[0].layout.meta["title"]
+    switch._clicked(None, type("Points", (), {"ys": [2], "xs": [0]}), None)
+    assert switch.taps[2].value == 0
+    figure = box.children[1].children[2].children[1].children[0]
+    assert figure.layout.meta["title"].startswith("tap 2 to h_0: loss")
+    out = switch.bench.run(replace(switch.bench.base, taps=(1, 2, 0)))
+    assert f"→ {out.summary()['loss']:.2f}" in figure.layout.meta["title"]
+    switch.flips.value = ("label +1",)
+    assert figure.layout.meta["title"].startswith("tap 2 to h_0, label +1")
+    switch.as_wired()
+    assert figure.layout.meta["title"].startswith("As wired")
+    assert "draft chains" in text.value

@@ -1,0 +1,63 @@
+"""The live side of notebook 2: taps moved and readings flipped by hand, and what the replay says of it at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench import wiring_figures
+from workbench.explore import WIDE, live, remembered
+from workbench.figures import Exhibit
+from workbench.inspector import Inspection, shortened
+from workbench.readings import readings
+
+
+class WiringSwitch:
+    """A click on the heat map or a slider moves a tap; readings are flipped in a list, several together with the control key."""
+
+    def __init__(self, i: Inspection, tokens: int = 128):
+        self.i, self.taps, self.flips = i, list[widgets.SelectionSlider](), None
+        if i.bench is None:
+            return
+        self.bench = shortened(i.bench, tokens)
+        base = self.bench.base
+        for slot, k in enumerate(base.taps):
+            slider = widgets.SelectionSlider(
+                options=[(f"h_{b}", b) for b in i.boundaries], value=k, description=f"tap {slot}", continuous_update=False, style=WIDE
+            )
+            self.taps.append(remembered(f"wiring tap {slot}", slider))
+        self.readings = {r.name: r for r in readings(self.bench, base) if "taps" not in r.change}
+        rows = {"rows": 8, "layout": {"width": "26rem"}}
+        self.flips = remembered("wiring readings", widgets.SelectMultiple(options=list(self.readings), description="readings", **rows))
+
+    def panel(self) -> widgets.Widget:
+        """Controls above the heat map and the comparison with the present wiring."""
+        if self.flips is None:
+            return widgets.HTML(wiring_figures.tap_heat(self.i).to_html())
+        box = live(self._draw, **{f"tap_{slot}": slider for slot, slider in enumerate(self.taps)}, flips=self.flips)
+        heat = box.children[2].children[0].children[0]
+        heat.data[0].on_click(self._clicked)
+        reset = widgets.Button(description="as wired", layout={"width": "auto"})
+        reset.on_click(lambda _button: self.as_wired())
+        return widgets.VBox([reset, box])
+
+    def as_wired(self) -> None:
+        """Every tap and reading back to where it was."""
+        self.flips.value = ()
+        for slider, k in zip(self.taps, self.bench.base.taps, strict=True):
+            slider.value = k
+
+    def _clicked(self, _trace: Any, points: Any, _state: Any) -> None:
+        for slot, k in zip(points.ys, points.xs, strict=True):
+            self.taps[int(slot)].value = int(k)
+
+    def _draw(self, flips: Sequence[str], **taps: int) -> Sequence[Exhibit]:
+        base = self.bench.base
+        wiring = replace(base, taps=tuple(taps.values()))
+        moved = [f"tap {slot} to h_{k}" for slot, (k, was) in enumerate(zip(wiring.taps, base.taps, strict=True)) if k != was]
+        for name in flips:
+            wiring = self.readings[name].applied(wiring)
+        words = ", ".join([*moved, *flips]) or "As wired"
+        shown = wiring_figures.changed(self.bench.run(base), self.bench.run(wiring), words)
+        return [wiring_figures.tap_heat(self.i, wiring.taps), shown]
