@@ -22,7 +22,7 @@ from workbench.forecast import forecast
 from workbench.params import LayerWiring
 from workbench.readings import SCAN, Ranked, combine, scan
 from workbench.replay import Replay, Top, read_replay, record
-from workbench.replay_check import _finding as as_finding
+from workbench.replay_check import as_finding
 from workbench.runs import RunFolder
 from workbench.scans import Bench, tap_scan
 
@@ -122,7 +122,7 @@ def inspect(given: LayerWiring, progress: Callable[[str], None]) -> Inspection:
         empty = {"base": {}, "ranked": [], "kept": [], "boundaries": [], "cells": np.zeros((0, 0))}
         return Inspection(**static, replay=replay, doctor=Diagnosis(told.findings, skipped), bench=None, why=str(error), **empty)
     boundaries, cells = tap_scan(bench, bench.base, SCAN)
-    ranked = scan(bench, bench.base, progress)
+    ranked = scan(bench, bench.base, progress, scanned=(boundaries, cells))
     kept = combine(bench, ranked, progress)
     doctor = Diagnosis([*told.findings, *(as_finding(bench, r, d.location) for r in kept)], skipped)
     numbers = {"base": base, "ranked": ranked, "kept": kept, "boundaries": boundaries, "cells": cells}

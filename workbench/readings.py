@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
+import numpy as np
 import torch
 
 from workbench.replay import Progress
@@ -173,12 +174,18 @@ def _by_cost(a: Wiring, b: Wiring) -> bool:
     return (a.map, a.norms) != (b.map, b.norms)
 
 
-def scan(bench: Bench, base: Wiring, progress: Progress = lambda _: None, confirm: int | None = None) -> list[Ranked]:
-    """All single changes to `base`, ranked."""
+def scan(
+    bench: Bench,
+    base: Wiring,
+    progress: Progress = lambda _: None,
+    confirm: int | None = None,
+    scanned: tuple[list[int], np.ndarray] | None = None,
+) -> list[Ranked]:
+    """All single changes to `base`, ranked. scanned: what `tap_scan` with SCAN gave, where it has been run already."""
     if base.map == bench.base.map:  # one change of map at most
         bench.maps |= other_maps(bench, base)
     candidates = readings(bench, base)
-    boundaries, cells = tap_scan(bench, base, SCAN)
+    boundaries, cells = scanned or tap_scan(bench, base, SCAN)
     progress(f"each of {len(cells)} taps over {len(boundaries)} boundaries")
     best = tuple(boundaries[i] for i in cells.argmin(1))
     alone = [(f"tap {slot} best", (*base.taps[:slot], k, *base.taps[slot + 1 :])) for slot, k in enumerate(best)]

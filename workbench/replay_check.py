@@ -66,11 +66,12 @@ def check(
         "base": base,
         "readings": rows,
         "combination": [r.reading.name for r in kept],
-        "findings": [_finding(bench, r, checkpoint.location).to_json() for r in kept],
+        "findings": [as_finding(bench, r, checkpoint.location).to_json() for r in kept],
     }
 
 
-def _finding(bench: Bench, found: Ranked, where: str) -> Finding:
+def as_finding(bench: Bench, found: Ranked, where: str) -> Finding:
+    """A change that the weights ask for, under the doctor's code, with its numbers and its cure."""
     reading, gain = found.reading, found.difference
     code, taps = reading.code, reading.change.get("taps", bench.base.taps)
     if taps != bench.base.taps:  # a change found second is named by what it comes to

@@ -144,10 +144,15 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     harm = "; ".join(f"tap {s} {max(row[d == 1], default=0.0):+.3f}" for s, (row, d) in enumerate(zip(i.cells, far, strict=True)))
     sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most; vermillion gains, "
     sentence += f"blue costs, colours end at {CLIP:g} nat. One boundary off changes at most: {harm} nats."
+    legible, marked = len(i.boundaries) <= LEGIBLE, [{a, b} for a, (*_, b) in zip(taps or wired, gains, strict=True)]
+    text = [
+        [f"{z:.2f}" if legible and k not in under else "" for k, z in zip(i.boundaries, row, strict=True)]
+        for row, under in zip(i.cells, marked, strict=True)
+    ]
     heat = trace(
         "heatmap", x=list(i.boundaries), y=line, z=i.cells.astype(np.float32), zmin=-CLIP, zmax=CLIP, colorscale=SCALE, xgap=1, ygap=2,
         colorbar={"title": {"text": "nats"}, "thickness": 12}, hovertemplate="tap %{y} from h_%{x}: %{z:+.3f} nats<extra></extra>",
-        **({"texttemplate": "%{z:.2f}", "textfont": {"size": 9, "color": "#33393f"}} if len(i.boundaries) <= LEGIBLE else {}),
+        text=text, texttemplate="%{text}", textfont={"size": 9, "color": "#33393f"},
     )  # fmt: skip
     now = ("as wired" if taps is None else "now", list(taps or wired), "square-open", 20)
     ink = {"color": figures.INK, "line": {"width": 2}}

@@ -81,7 +81,8 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], text: str) -> l
     (x0, y0), (x1, y1) = (start[0], start[1] - HIGH), (end[0], end[1] + HIGH)
     x1 += 0.35 * (x0 - x1)
     left = x1 > x0
-    beside = {"x": (x0 + x1) / 2 + (-0.15 if left else 0.15), "y": (y0 + y1) / 2, "xanchor": "right" if left else "left"}
+    aside = 0.15 if x0 == x1 else 0.5
+    beside = {"x": (x0 + x1) / 2 + (-aside if left else aside), "y": (y0 + y1) / 2, "xanchor": "right" if left else "left"}
     return [_head(x0, y0, x1, y1), {**beside, "text": plot_text(text), "font": {"size": 11}, "showarrow": False}]
 
 
