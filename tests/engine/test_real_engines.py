@@ -62,4 +62,4 @@ def test_the_naive_and_the_remapped_drafter(tmp_path) -> None:
     remap(PARENT, MAP, out=tmp_path / "remapped", verifier=successor)
     lost, carried = (same(successor, drafter, "answers-successor.jsonl", 8, 32) for drafter in (naive, tmp_path / "remapped"))
     assert sum(lost.accepted) / sum(lost.passes) < 0.2
-    assert sum(carried.accepted) / sum(carried.passes) > 0.5
+    assert sum(carried.accepted) / sum(carried.passes) > 0.3
