@@ -82,7 +82,8 @@ def ask(
     counts: list[Counts] = []
     before = vllm_counts(url) if engine == "vllm" else Counts()
     with ThreadPoolExecutor(concurrency) as pool:
-        for answer in pool.map(lambda asked: _stream(*asked), bodies):
+        each = map if concurrency == 1 else pool.map  # one at a time: the next is not asked before this one is in the counters
+        for answer in each(lambda asked: _stream(*asked), bodies):
             answers.append(answer)
             if engine == "sglang":
                 counts.append(sglang_counts(answer.last))
