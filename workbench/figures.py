@@ -11,7 +11,7 @@ Notable:
 
 import html
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,16 @@ def points(x: np.ndarray, y: np.ndarray, **style: Any) -> dict[str, Any]:
 def line_style(n: int) -> tuple[str, str]:
     """Colour and dash of the n-th line of a figure: no two of the first 36 have both in common, and neighbours have neither."""
     return COLOURS[n % len(COLOURS)], DASHES[(n + n // len(COLOURS)) % len(DASHES)]
+
+
+def level(levels: Mapping[str, float], axis: str = "y") -> dict[str, Any]:
+    """Dotted lines across a figure, with their names."""
+    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": axis, "line": {"color": GREY, "dash": "dot"}}
+    named = {"x": 1, "xref": "paper", "xanchor": "right", "yref": axis, "yanchor": "bottom", "showarrow": False}
+    return {
+        "shapes": [{**across, "y0": y, "y1": y} for y in levels.values()],
+        "annotations": [{**named, "y": y, "text": plot_text(text)} for text, y in levels.items()],
+    }
 
 
 def compact(values: np.ndarray) -> np.ndarray:

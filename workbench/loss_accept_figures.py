@@ -14,9 +14,9 @@ import numpy as np
 from workbench import contradiction, figures
 from workbench.accept import constant_rate
 from workbench.evidence import Curve, Evidence, Promise
-from workbench.figures import Column, Exhibit, missing, plot, plot_text, table, trace
+from workbench.figures import Column, Exhibit, level, missing, plot, plot_text, table, trace
 from workbench.findings import SEVERITIES, Finding
-from workbench.speed_figures import drawn, level, star
+from workbench.speed_figures import drawn, star
 
 POINTS = 300  # of a loss curve; more rows are averaged
 

@@ -4,7 +4,7 @@ Notable: the same functions draw the static page of notebook 4 and its live cont
 several in multiples of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from workbench import figures
 from workbench.accept import best_draft_tokens, constant_rate, round_cost
 from workbench.contradiction import Served
 from workbench.evidence import Sweep
-from workbench.figures import Column, Exhibit, missing, plot, plot_text, table, trace
+from workbench.figures import Column, Exhibit, level, missing, plot, plot_text, table, trace
 
 GIVE_RUNS = "give serving logs (serving), runs with accept_length, tokens_per_s and a baseline, or a drafter to decode with now."
 
@@ -112,13 +112,3 @@ def star(x: float, y: float, name: str, colour: str, axis: str = "y") -> dict[st
     """A best value, marked."""
     style = {"size": 15, "symbol": "star", "color": colour, "line": {"color": "#ffffff", "width": 1}}
     return trace("scatter", x=[x], y=[y], mode="markers", name=plot_text(name), marker=style, yaxis=axis, showlegend=False)
-
-
-def level(levels: Mapping[str, float], axis: str = "y") -> dict[str, Any]:
-    """Dotted lines across a figure, with their names."""
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": axis, "line": {"color": figures.GREY, "dash": "dot"}}
-    named = {"x": 1, "xref": "paper", "xanchor": "right", "yref": axis, "yanchor": "bottom", "showarrow": False}
-    return {
-        "shapes": [{**across, "y0": y, "y1": y} for y in levels.values()],
-        "annotations": [{**named, "y": y, "text": plot_text(text)} for text, y in levels.items()],
-    }

@@ -11,6 +11,7 @@ Notable:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from workbench.drafter import Drafter
 from workbench.errors import InputError
-from workbench.losses import CHUNK, score
+from workbench.losses import CHUNK, Vocabulary, metrics, ratios, score
 from workbench.mapping import VocabMap
 from workbench.packing import Batch
 from workbench.texts import TokenTexts
@@ -149,6 +150,28 @@ def unroll_with_teacher(batch: Batch, drafter: Drafter, teacher: Teacher, steps:
     unrolled = drafter(batch, steps)
     states = batch.teacher_state.flatten(0, 1)[unrolled.teacher_rows].float()
     return unrolled, states if batch.post_norm else teacher.norm(states)
+
+
+class Judged(NamedTuple):
+    """An unroll against the verifier. states [M, Ht]: teacher rows after the final norm; at: supervised pairs of each TTT step, bool [P];
+    cross: cross-entropy within the draft vocabulary at each step, nats a label; found: `losses.ratios`."""
+
+    unrolled: Unrolled
+    states: Tensor
+    at: list[Tensor]
+    cross: list[float]
+    found: dict[str, float]
+
+
+@torch.no_grad()
+def judge(batch: Batch, drafter: Drafter, teacher: Teacher, ids: Tensor, steps: int) -> Judged:
+    """How a drafter does on a batch. ids [K]: the token that the labels ask each row for."""
+    unrolled, states = unroll_with_teacher(batch, drafter, teacher, steps)
+    head, ones = drafter.lm_head.weight, torch.ones(steps, device=ids.device)
+    _, scores = score(unrolled, head, states, Vocabulary(teacher.head.weight, ids), ones)
+    _, cross = score(unrolled, head, states, teacher.rows(ids), ones, "soft_ce")
+    at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
+    return Judged(unrolled, states, at, [float(cross.loss[here].mean()) for here in at], ratios(metrics(unrolled, scores)))
 
 
 def _ids(vocab_map: VocabMap, like: Tensor) -> Tensor:

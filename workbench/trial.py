@@ -19,10 +19,9 @@ from workbench.corpus import of_split, prompt_ids, read_prompts
 from workbench.decode import Pair, load_pair, speculate
 from workbench.draft_trees import StaticTree
 from workbench.lineage import null_loss
-from workbench.losses import Vocabulary, metrics, ratios, score
 from workbench.packing import pack
 from workbench.state_files import Sample
-from workbench.stepper import unroll_with_teacher
+from workbench.stepper import judge
 from workbench.tokens import load_tokenizer
 from workbench.verifier import Teacher, capture, end_tokens, find_parts
 
@@ -100,10 +99,7 @@ def _simulate(
         taps = torch.stack([states[k][0] for k in pair.taps], 1)  # [T, A, Ht]
         samples.append(Sample(ids, torch.arange(len(ids)) >= len(prompt), taps, states[last][0]))
     batch = pack([[sample] for sample in samples], max(len(sample.ids) for sample in samples) - 1).to(pair.ids.device)
-    teacher, head, ones = Teacher.of(pair.verifier), pair.drafter.lm_head.weight, torch.ones(steps, device=pair.ids.device)
-    unrolled, states = unroll_with_teacher(batch, pair.drafter, teacher, steps)
-    _, scores = score(unrolled, head, states, Vocabulary(teacher.head.weight, pair.ids), ones)
-    _, cross = score(unrolled, head, states, teacher.rows(pair.ids), ones, "soft_ce")
-    at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
-    null = [null_loss(unrolled.hidden[here].float().cpu().numpy(), head.float().cpu().numpy()) for here in at]
-    return [float(cross.loss[here].mean()) for here in at], null, ratios(metrics(unrolled, scores))
+    judged = judge(batch, pair.drafter, Teacher.of(pair.verifier), pair.ids, steps)
+    rows = pair.drafter.lm_head.weight.float().cpu().numpy()
+    null = [null_loss(judged.unrolled.hidden[here].float().cpu().numpy(), rows) for here in judged.at]
+    return judged.cross, null, judged.found

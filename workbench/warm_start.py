@@ -28,7 +28,6 @@ from workbench.corpus import Text, of_split, read_prompts, render
 from workbench.drafter_files import Form, Start, load_drafter, new_drafter, write_drafter
 from workbench.errors import InputError
 from workbench.extract import extract
-from workbench.losses import Vocabulary, metrics, ratios, score
 from workbench.mapfiles import read_maps
 from workbench.mapping import VocabMap
 from workbench.overlap import Overlap
@@ -36,7 +35,7 @@ from workbench.packing import Batch, pack
 from workbench.remap import NEEDS_STATES, initialised_rows, plan, remap
 from workbench.runs import RunFolder, atomic_folder
 from workbench.states import States, read_states
-from workbench.stepper import Stepped, step_through, unroll_with_teacher
+from workbench.stepper import Stepped, judge, step_through
 from workbench.texts import percent
 from workbench.tokens import count_tokens, load_tokenizer, special_ids, token_bytes
 from workbench.train import train
@@ -198,13 +197,10 @@ def measure(case: Case, begun: Begun | None, steps: int) -> Measured | None:
     if begun is None:
         return None
     start, device = begun.start, case.teacher.head.weight.device
-    head, batch = start.drafter.lm_head.weight, case.batch.to(device)
-    unrolled, states = unroll_with_teacher(batch, start.drafter.to(device), case.teacher, steps)
-    ones, ids = torch.ones(steps, device=device), torch.tensor(start.vocab_map.ids, device=device)
-    _, scores = score(unrolled, head, states, Vocabulary(case.teacher.head.weight, ids), ones)
-    _, cross = score(unrolled, head, states, case.teacher.rows(ids), ones, "soft_ce")
-    at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
-    rows, found = head.float().cpu().numpy(), ratios(metrics(unrolled, scores))
+    ids = torch.tensor(start.vocab_map.ids, device=device)
+    judged = judge(case.batch.to(device), start.drafter.to(device), case.teacher, ids, steps)
+    unrolled, states, at, found = judged.unrolled, judged.states, judged.at, dict(judged.found)
+    rows = start.drafter.lm_head.weight.float().cpu().numpy()
     hidden = [unrolled.hidden[here].float().cpu().numpy() for here in at]
     wanted = [(states[unrolled.teacher[here]] @ case.teacher.rows(ids).T).softmax(-1).cpu().numpy() for here in at]  # [n, K] each
     in_place = begun.rows.ids == start.vocab_map.ids
@@ -214,7 +210,7 @@ def measure(case: Case, begun: Begun | None, steps: int) -> Measured | None:
     return Measured(
         k=len(rows),
         supervised=int(at[0].sum()),
-        cross=[float(cross.loss[here].mean()) for here in at],
+        cross=judged.cross,
         null=[lineage.null_loss(h, rows, p, in_place) for h, p in zip(hidden, wanted, strict=True)],
         found=found,
     )

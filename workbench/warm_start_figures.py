@@ -101,9 +101,7 @@ def _line(way: str, x: list[Any], y: list[float]) -> dict[str, Any]:
 
 def _guessing(bound: float) -> dict[str, Any]:
     """A dotted line at ln K, and an axis that begins at 0."""
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": bound, "y1": bound, "line": {"color": figures.GREY, "dash": "dot"}}
-    note = {"x": 1, "xref": "paper", "xanchor": "right", "y": bound, "yanchor": "bottom", "text": f"guessing: ln K = {bound:.2f}"}
-    return {"shapes": [line], "annotations": [{**note, "showarrow": False}], "yaxis": {"rangemode": "tozero"}, "hovermode": "closest"}
+    return {**figures.level({f"guessing: ln K = {bound:.2f}": bound}), "yaxis": {"rangemode": "tozero"}, "hovermode": "closest"}
 
 
 def rows(case: Case, carried: dict[str, Any]) -> Exhibit:
