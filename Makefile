@@ -14,7 +14,7 @@ report: setup                ## the main job: every notebook on the lab, as self
 
 lab: setup                   ## the workbench in JupyterLab, on the lab's examples
 	$(BIN)/workbench lab fetch
-	$(BIN)/jupyter lab notebooks
+	JUPYTER_CONFIG_PATH=notebooks/.jupyter $(BIN)/jupyter lab notebooks/START.md
 
 test: setup chromium $(PEER)/ready engines   ## all tests, the browser's, the peers' and the engines' included
 	$(BIN)/workbench lab fetch

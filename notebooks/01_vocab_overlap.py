@@ -53,12 +53,13 @@ overlap_figures.headline(view)
 overlap_figures.positions(view, settings.labelled, settings.slice)
 
 # %% [markdown] tags=["interactive"]
-# Live: pick other maps or a slice. Both figures follow, and so do the live panels below.
+# Live: pick other maps or a slice: both figures follow, and so do the live panels below. Draw a box around points to see which tokens they
+# are and what the child would cover without them.
 
 # %% tags=["interactive"]
-from workbench import explore
+from workbench import explore_overlap
 
-live = explore.OverlapExplorer(view)
+live = explore_overlap.OverlapExplorer(view)
 live.positions(settings.labelled)
 
 # %% [markdown]

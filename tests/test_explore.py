@@ -6,10 +6,11 @@ from pathlib import Path
 import ipywidgets as widgets
 import numpy as np
 import pytest
+from plotly.callbacks import BoxSelector, Points
 from plotly.graph_objects import FigureWidget
 
 from tests import overlap_cases
-from workbench import explore, figures
+from workbench import explore, explore_overlap, figures
 from workbench.errors import InputError
 from workbench.figures import Exhibit
 from workbench.mapping import VocabMap
@@ -44,9 +45,10 @@ def test_a_change_redraws_the_same_figure() -> None:
     slider = widgets.IntSlider(value=1, continuous_update=False)
     box = explore.live(draw, k=slider)
     (figure,) = find(box, FigureWidget)
+    bar = figure.data[0]
     slider.value = 7
-    assert find(box, FigureWidget) == [figure]
-    assert figure.data[0].y == (7,)
+    assert (find(box, FigureWidget), figure.data) == ([figure], (bar,))
+    assert bar.y == (7,)
     assert figure.layout.title.text == "k is 7"
     assert "The bar is 7." in find(box, widgets.HTML)[-1].value
 
@@ -96,7 +98,7 @@ def test_a_path_field_completes_and_waits_for_enter(tmp_path: Path) -> None:
     """Neighbours are offered, folders with a slash; nothing happens on a keystroke."""
     (tmp_path / "maps").mkdir()
     (tmp_path / "map.pt").write_text("")
-    field = explore.path_field("parent", str(tmp_path / "ma"))
+    field = explore_overlap.path_field("parent", str(tmp_path / "ma"))
     assert field.options == (str(tmp_path / "map.pt"), f"{tmp_path / 'maps'}/")
     assert field.continuous_update is False
     (tmp_path / "maps" / "a").write_text("")
@@ -107,7 +109,7 @@ def test_a_path_field_completes_and_waits_for_enter(tmp_path: Path) -> None:
 def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
     """Picking another parent redraws all three panels from one reading; a wrong path is a sentence in each; controls wait for the end."""
     given = overlap_cases.write_small_case(tmp_path)
-    live = explore.OverlapExplorer(open_overlap(**given))
+    live = explore_overlap.OverlapExplorer(open_overlap(**given))
     positions, coverage, tokens = live.positions(50), live.coverage(), live.tokens()
     headline = find(positions, FigureWidget)[0]
     assert headline.layout.title.text.startswith("41 of 280 rows")
@@ -127,6 +129,35 @@ def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
     search.value = "script"
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in find(tokens, widgets.HTML)[1].value
     assert not any(getattr(control, "continuous_update", False) for panel in (coverage, tokens) for control in find(panel, widgets.Widget))
+
+
+def test_selected_points_become_a_share_and_a_table_and_another_map_forgets_them(tmp_path: Path) -> None:
+    """What plotly tells trace by trace adds up; the slice is followed, the picture keeps its selection, a redraw drops it."""
+    given = overlap_cases.write_small_case(tmp_path)
+    live = explore_overlap.OverlapExplorer(open_overlap(**given))
+    panel = live.positions(50)
+    picture = find(panel, FigureWidget)[1]
+    assert picture.layout.dragmode == "select"
+    assert len(find(panel, FigureWidget)) == 2
+
+    def select(rows: list[list[int]]) -> None:
+        for n, (trace, xs) in enumerate(zip(picture.data, rows, strict=True)):
+            trace._dispatch_on_selection(Points([], xs, xs, trace.name, n), BoxSelector())
+
+    ids = live.view.comparison.a.ids[[3, 5, 45]]
+    select([[45], [3, 5], [45], [3], [5]])
+    share, table = find(panel, FigureWidget)[2], find(panel, widgets.HTML)[-1]
+    mine = live.view.weights()[ids].sum() / live.view.weights().sum()
+    assert share.data[0].x[0] == pytest.approx(100 * mine)
+    assert share.layout.title.text.startswith("Without 3 chosen tokens the child would cover")
+    assert all(f">{i}</td>" in table.value for i in ids)
+    live.slice.value = "code"
+    assert "% of code, not" in find(panel, FigureWidget)[2].layout.title.text
+    select([[], [7], [], [], []])
+    assert "1 chosen token," in find(panel, widgets.HTML)[-1].value
+    live.parent.value = given["child"]
+    assert len(find(panel, FigureWidget)) == 2
+    assert "nothing is chosen" in find(panel, widgets.HTML)[-1].value
 
 
 def stepped(losses: list[list[float]], head: VocabMap, maps: dict[str, VocabMap]) -> Stepped:
@@ -202,7 +233,7 @@ def test_a_map_that_does_not_fit_the_head_is_said_in_the_stepper() -> None:
 
 def test_no_array_travels_as_a_binary_buffer(tmp_path: Path) -> None:
     """JupyterLab draws a FigureWidget empty whose arrays came as buffers: what is sent holds lists only."""
-    live = explore.OverlapExplorer(open_overlap(**overlap_cases.write_small_case(tmp_path)))
+    live = explore_overlap.OverlapExplorer(open_overlap(**overlap_cases.write_small_case(tmp_path)))
     for figure in find(live.positions(), FigureWidget):
         assert all(isinstance(trace["x"], list | tuple) for trace in figure.get_state()["_widget_data"])
 

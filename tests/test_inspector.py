@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plotly.callbacks import Points
 
 from tests.tiny_replay import Wired, tiny_replay
 from tests.wiring_faults import FAULTS, seed_drafter
@@ -155,8 +156,10 @@ def test_live_controls_move_taps_and_flip_readings(clean: Inspection) -> None:
     box = switch.panel()
     text = box.children[1].children[2].children[1].children[1]
     assert "As wired: loss" in box.children[1].children[2].children[1].children[0].layout.meta["title"]
-    switch._clicked(None, type("Points", (), {"ys": [2], "xs": [0]}), None)
-    assert switch.taps[2].value == 0
+    heat = box.children[1].children[2].children[0].children[0]
+    for k in (1, 0):  # the second click is on a heat map that was drawn again
+        heat.data[0]._dispatch_on_click(Points([], [k], [2]), None)
+        assert switch.taps[2].value == k
     figure = box.children[1].children[2].children[1].children[0]
     assert figure.layout.meta["title"].startswith("tap 2 to h_0: loss")
     out = switch.bench.run(replace(switch.bench.base, taps=(1, 2, 0)))

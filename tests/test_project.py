@@ -14,7 +14,7 @@ CONDA_NAME = {"torch": "pytorch"}  # the one alias
 # who may import what (top level of the package name); everybody else must not
 WALLS = {
     "plotly": {"figures", "explore"},
-    "ipywidgets": {"explore", "explore_wiring"},
+    "ipywidgets": {"explore", "explore_overlap", "explore_wiring"},
     "anywidget": {"explore"},
     "papermill": {"report"},
     "nbconvert": {"report"},

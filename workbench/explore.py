@@ -12,7 +12,7 @@ import html
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -21,10 +21,8 @@ import numpy as np
 import plotly.graph_objects as go
 import traitlets
 
-from workbench import overlap_figures
 from workbench.errors import InputError
 from workbench.figures import Exhibit, missing
-from workbench.overlap import Overlap, open_overlap
 
 if TYPE_CHECKING:
     from workbench.evidence import Evidence
@@ -34,8 +32,14 @@ _remembered: dict[str, Any] = {}
 WIDE = {"description_width": "initial"}
 
 
-def live(draw: Callable[..., Sequence[Exhibit]], **controls: widgets.DOMWidget) -> widgets.VBox:
-    """Controls above what they draw. draw: called with the controls' values by name, returns exhibits, always as many and in order."""
+def live(
+    draw: Callable[..., Sequence[Exhibit]], listen: Mapping[int, Callable[[go.FigureWidget], None]] = MappingProxyType({}), **controls: Any
+) -> widgets.VBox:
+    """Controls above what they draw. draw: called with the controls' values by name, returns exhibits, always as many and in order.
+
+    listen: for the n-th exhibit, what is to be told of a figure that is new on the screen, to hear of clicks and selections in it. A
+    control that is no widget has a value and is not shown.
+    """
     shown: list[_Shown] = []
     message, body = widgets.HTML(), widgets.VBox()
 
@@ -44,28 +48,35 @@ def live(draw: Callable[..., Sequence[Exhibit]], **controls: widgets.DOMWidget) 
             exhibits = draw(**{name: control.value for name, control in controls.items()})
         except Exception as error:  # a callback's traceback would end in a log that nobody sees
             sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            message.value = f'<p style="color:#d1242f">{html.escape(sentence)}</p>'
+            message.value = _mistake(sentence)
             return
         message.value = ""
         for old, exhibit in zip(shown, exhibits, strict=False):
             old.update(exhibit)
         if not shown:
-            shown.extend(_Shown(exhibit) for exhibit in exhibits)
+            shown.extend(_Shown(exhibit, listen.get(n)) for n, exhibit in enumerate(exhibits))
             body.children = [item.box for item in shown]
 
     for control in controls.values():
         control.observe(redraw, names="value")
     redraw()
-    return widgets.VBox([widgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"}), message, body])
+    seen = [control for control in controls.values() if isinstance(control, widgets.Widget)]
+    return widgets.VBox([widgets.HBox(seen, layout={"flex_flow": "row wrap"}), message, body])
+
+
+def _mistake(sentence: str) -> str:
+    """What stands beside a control that cannot do what was asked."""
+    return f'<p style="color:var(--jp-error-color1, #b3261e)">{html.escape(sentence)}</p>'
 
 
 class _Shown:
-    """One exhibit on the screen."""
+    """One exhibit on the screen. listen: told of each figure that is new there."""
 
-    def __init__(self, exhibit: Exhibit):
+    def __init__(self, exhibit: Exhibit, listen: Callable[[go.FigureWidget], None] | None = None):
         self.text = widgets.HTML()
         self.box = widgets.VBox()
         self.figure: go.FigureWidget | None = None
+        self._listen = listen
         self.update(exhibit)
 
     def update(self, exhibit: Exhibit) -> None:
@@ -77,10 +88,14 @@ class _Shown:
         new = _without_arrays(exhibit.body.to_plotly_json())
         if self.figure is not None and [trace.type for trace in self.figure.data] == [trace["type"] for trace in new["data"]]:
             with self.figure.batch_update():
-                self.figure.update(new, overwrite=True)
-        else:
-            self.figure = go.FigureWidget(new)
-            self.box.children = [self.figure, self.text]
+                for part, fresh in zip([*self.figure.data, self.figure.layout], [*new["data"], new["layout"]], strict=True):
+                    gone = part.to_plotly_json().keys() - fresh.keys() - {"uid"}
+                    part.update({**dict.fromkeys(gone), **fresh}, overwrite=True)
+            return
+        self.figure = go.FigureWidget(new)
+        self.box.children = [self.figure, self.text]
+        if self._listen is not None:
+            self._listen(self.figure)
 
 
 def _without_arrays(part: Any) -> Any:
@@ -102,72 +117,6 @@ def remembered(name: str, control: widgets.DOMWidget) -> widgets.DOMWidget:
             del _remembered[name]
     control.observe(lambda change: _remembered.update({name: change["new"]}), names="value")
     return control
-
-
-def path_field(name: str, value: str) -> widgets.Combobox:
-    """A path with completion among its neighbours; read when Enter is pressed or a choice is clicked."""
-    field = widgets.Combobox(
-        value=value, description=name, ensure_option=False, continuous_update=False, style=WIDE, layout={"width": "min(38rem, 95%)"}
-    )
-
-    def complete(_change: Any = None) -> None:
-        folder = Path(field.value or ".").expanduser()
-        folder = folder if folder.is_dir() and field.value.endswith("/") else folder.parent
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
-        field.options = [f"{path}/" if path.is_dir() else str(path) for path in found if not path.name.startswith(".")][:200]
-
-    field.observe(complete, names="value")
-    complete()
-    return field
-
-
-class OverlapExplorer:
-    """The live side of notebook 1. The maps and the slice are picked once; every panel follows."""
-
-    def __init__(self, view: Overlap):
-        self.view = view
-        self.parent = remembered("parent", path_field("parent", view.inputs.get("parent", "")))
-        self.child = remembered("child", path_field("child", view.inputs.get("child", "")))
-        choices = [("all text", ""), *((name, name) for name in view.slices)]
-        self.slice = remembered("slice", widgets.Dropdown(options=choices, value="", description="slice", style=WIDE))
-
-    def _now(self, parent: str, child: str) -> Overlap:
-        """The overlap of the maps that are picked now, read once for all panels."""
-        if (parent, child) != (self.view.inputs.get("parent"), self.view.inputs.get("child")):
-            inputs = self.view.inputs
-            self.view = open_overlap(parent, child, inputs.get("counts", ""), inputs.get("tokenizer", ""))
-        return self.view
-
-    def _live(self, draw: Callable[..., Sequence[Exhibit]], **controls: widgets.DOMWidget) -> widgets.VBox:
-        def with_maps(parent: str, child: str, **values: Any) -> Sequence[Exhibit]:
-            return draw(self._now(parent, child), **values)
-
-        return live(with_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)
-
-    def positions(self, labelled: int = 300) -> widgets.VBox:
-        """Headline and position picture of any two maps."""
-        return self._live(lambda view, slice: [overlap_figures.headline(view), overlap_figures.positions(view, labelled, slice)])
-
-    def coverage(self) -> widgets.VBox:
-        """Coverage with a K of one's own marked."""
-        v = self.view.comparison.a.v
-        sizes = np.unique([*np.geomspace(min(256, v), v, 40).astype(int), self.view.comparison.b.k]).tolist()
-        k = widgets.SelectionSlider(
-            options=[(f"{n:,}", n) for n in sizes], value=self.view.comparison.b.k, description="K", continuous_update=False, style=WIDE
-        )
-        return self._live(lambda view, slice, k: [overlap_figures.coverage(view, k, slice)], k=remembered("k", k))
-
-    def tokens(self) -> widgets.VBox:
-        """Any token: where each map has it, and what its label would train."""
-        query = widgets.Text(value="the", description="search", placeholder="text or id", continuous_update=False, style=WIDE)
-        return self._live(
-            lambda view, slice, query: [
-                overlap_figures.search(view, query, slice),
-                overlap_figures.gained(view, 100, slice),
-                overlap_figures.lost(view, 100, slice),
-            ],
-            query=remembered("query", query),
-        )
 
 
 class Keyboard(anywidget.AnyWidget):
@@ -309,7 +258,7 @@ class LiveTraining:
             ended = "stopped, and goes on from here" if len(kept) < self.bar.max else "done"
             self.message.value = html.escape(f"{way}: {len(kept)} of {self.bar.max} steps, {ended}")
         except InputError as error:
-            self.message.value = f'<p style="color:#b3261e">{html.escape(str(error))}</p>'
+            self.message.value = _mistake(str(error))
         finally:
             self.start.disabled, self.stop.disabled = False, True
 

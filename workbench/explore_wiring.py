@@ -35,9 +35,8 @@ class WiringSwitch:
         """Controls above the heat map and the comparison with the present wiring."""
         if self.flips is None:
             return widgets.HTML(wiring_figures.tap_heat(self.i).to_html())
-        box = live(self._draw, **{f"tap_{slot}": slider for slot, slider in enumerate(self.taps)}, flips=self.flips)
-        heat = box.children[2].children[0].children[0]
-        heat.data[0].on_click(self._clicked)
+        taps = {f"tap_{slot}": slider for slot, slider in enumerate(self.taps)}
+        box = live(self._draw, {0: lambda heat: heat.data[0].on_click(self._clicked)}, **taps, flips=self.flips)
         reset = widgets.Button(description="as wired", layout={"width": "auto"})
         reset.on_click(lambda _button: self.as_wired())
         return widgets.VBox([reset, box])

@@ -237,6 +237,29 @@ def labels(view: Overlap) -> Exhibit:
     return plot(f"{percent(wrong)} of the labels would train another token's row", sentence, traces, f"{view.unit} (%)", **style)
 
 
+def chosen_shares(view: Overlap, ids: np.ndarray, slice: str = "") -> Exhibit:
+    """What some of the child's tokens are worth to it, for each slice. ids: int64 [n]."""
+    if not ids.size:
+        return missing("Tokens of your choice", "draw a box or a lasso around points above.")
+    if view.counts is None:
+        return missing("Their share of the text", NEEDS_COUNTS)
+    names, child = ["", *view.slices], view.comparison.b
+    weights = [view.weights(name) for name in names]
+    mine = np.array([100 * w[ids].sum() / max(w.sum(), 1) for w in weights])  # percent, [slices + 1]
+    covered = np.array([100 * child.coverage(w) for w in weights])
+    shown = ["all text", *(plot_text(name) for name in view.slices)]
+    traces = [
+        bar(shown, figures.compact(share), name, n, f"%{{y}}: %{{x:.2f}} %, {name}")
+        for n, share, name in ((RIGHT, mine, "chosen tokens"), (OUTSIDE, covered - mine, "the child's other tokens"))
+    ]
+    at = names.index(slice)
+    title = f"Without {_counted(len(ids), 'chosen token')} the child would cover {covered[at] - mine[at]:.1f} % of {slice or 'all text'}, "
+    title += f"not {covered[at]:.1f} %"
+    sentence = f"They matter most to {shown[int(mine.argmax())]}: {mine.max():.1f} % of its {view.unit}."
+    style = {"height": 160 + 30 * len(names), "barmode": "stack", "yaxis": {"autorange": "reversed"}, "legend": {"traceorder": "normal"}}
+    return plot(title, sentence, traces, f"{view.unit} (%)", **style)
+
+
 # ---- tables of tokens ---------------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +297,20 @@ def _changed(view: Overlap, ids: np.ndarray, what: str, columns: str, fate: str,
     count = f", counted {weights[ids[0]]:,} times" if weights[ids[0]] else ", though none of them occurs in the counted text"
     count = count if view.counts is not None else ""
     return _tokens(view, ids, columns, title, f"They {fate}; first among them {view.text(ids[0])}{count}.", slice, rows, True)
+
+
+def chosen(view: Overlap, ids: np.ndarray, slice: str = "", rows: int = 100) -> Exhibit:
+    """Tokens that were selected, most frequent first."""
+    if not ids.size:
+        return missing("Their table", "nothing is chosen.")
+    ids = view.by_frequency(ids, slice)
+    row, sentence = view.comparison.b.row_of[ids[0]], "Where each map has them, and what a label of theirs meets in the parent's head."
+    title = f"{_counted(len(ids), 'chosen token')}, first {view.text(ids[0])} in row {row:,} of the child"
+    return _tokens(view, ids, "token id rank count parent child means", title, sentence, slice, rows)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' if n > 1 else ''}"
 
 
 def special(view: Overlap) -> Exhibit:
