@@ -23,12 +23,16 @@ ATTENTION = "layers.0.self_attn."
 
 @dataclass(frozen=True)
 class Fault:
-    """One recipe. undone: start of the reading's name. drafter(tensors, config, embedding), replay and wiring: at most one each."""
+    """One recipe. undone: start of the reading's name. drafter(tensors, config, embedding), replay and wiring: at most one each.
+
+    decidable: whether the lab's replay can tell; one early tap beside its boundary costs too little.
+    """
 
     undone: str
     drafter: Callable[[Tensors, dict[str, Any], torch.Tensor], None] | None = None
     replay: Callable[[Replay], Replay] | None = None
     wiring: Callable[[Wiring], Wiring] | None = None
+    decidable: bool = True
 
 
 def _ids(change: Callable[[list[int]], list[int]]) -> Callable:
@@ -67,6 +71,14 @@ def _interleave(tensors: Tensors, config: dict[str, Any], _embedding: torch.Tens
         tensors[f"{ATTENTION}{part}.weight"] = rows.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2)
 
 
+def _regroup(tensors: Tensors, config: dict[str, Any], _embedding: torch.Tensor) -> None:
+    """q, k and v fused in one piece, read back as groups of query heads, key and value."""
+    names, groups = [f"{ATTENTION}{part}_proj.weight" for part in "qkv"], config["num_key_value_heads"]
+    fused = torch.cat([tensors[name] for name in names]).unflatten(0, (groups, -1, config["head_dim"]))  # [G, g + 2, D, 2H]
+    parts = fused.split([fused.shape[1] - 2, 1, 1], 1)
+    tensors |= {name: part.flatten(0, 2) for name, part in zip(names, parts, strict=True)}
+
+
 def _embedding(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
     def apply(tensors: Tensors, _config: dict[str, Any], embedding: torch.Tensor) -> None:
         tensors["embed_tokens.weight"] = make(embedding).bfloat16()
@@ -100,6 +112,7 @@ FAULTS = {
     "every tap -1": Fault("taps {taps}", _ids(lambda ids: [k - 1 for k in ids])),
     "last tap +1": Fault("taps {taps}", _ids(lambda ids: [*ids[:-1], ids[-1] + 1])),
     "last tap -1": Fault("taps {taps}", _ids(lambda ids: [*ids[:-1], ids[-1] - 1])),
+    "first tap +1": Fault("taps {taps}", _ids(lambda ids: [ids[0] + 1, *ids[1:]]), decidable=False),
     "taps reversed": Fault("taps {taps}", _ids(lambda ids: ids[::-1])),
     "taps rotated": Fault("taps {taps}", _ids(lambda ids: [*ids[1:], ids[0]])),
     "concat swapped": Fault("halves of the attention input", _swap),
@@ -114,6 +127,7 @@ FAULTS = {
     "theta 1e4": Fault("rope theta {theta}", _set("rope_theta", 1e4)),
     "partial factor 0.5": Fault("rope over 1 ", _set("partial_rotary_factor", 0.5)),
     "interleaved rope": Fault("rope interleaved", _interleave),
+    "heads regrouped": Fault("q, k and v fused in one piece", _regroup),
     "positions stand still": Fault("positions advance", wiring=lambda w: replace(w, advance=0)),
     "embedding random": Fault("embedding: verifier", _embedding(_random)),
     "embedding permuted": Fault("embedding: verifier", _embedding(_shuffled)),
