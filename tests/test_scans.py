@@ -1,20 +1,23 @@
 """Readings on a drafter that knows its tiny verifier by heart: each seeded fault is named first, a clean drafter has none."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_replay import Wired, tiny_replay
 from tests.wiring_faults import FAULTS, seed_drafter, undone
 from workbench.checkpoint import open_drafter
+from workbench.drafter import DrafterConfig
 from workbench.drafter_files import start
 from workbench.losses import Vocabulary, metrics, ratios, score
 from workbench.packing import pack
 from workbench.readings import scan
-from workbench.replay import Top, read_replay
-from workbench.replay_check import check
-from workbench.scans import LEAST, STEPS, Bench, Outcome, difference, tap_scan
+from workbench.replay import Top, read_replay, write_replay
+from workbench.replay_check import check, check_text
+from workbench.scans import LEAST, STEPS, Bench, Outcome, difference, layouts, tap_scan, with_drafter
 from workbench.verifier import Teacher
 
 KEYS = {"tokens", "sequences", "base", "readings", "combination", "findings"}
@@ -107,12 +110,48 @@ def test_a_clean_drafter_has_no_finding_and_the_whole_contract(workbench, wired)
     assert {reading["verdict"] for reading in ran.json["readings"]} == {"worse", "undecidable"}
 
 
-def test_a_clean_drafter_of_two_layers_has_no_finding(tmp_path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"layers": 2},
+        {"taps": (0, 1, 2, 3, 4)},
+        {"map_path": "full"},
+        {"norm_output": True, "epochs": 80},  # takes longer to fit its scale
+        {"fc_norm": True},
+        {"norm_before_fc": True},
+        {"norm_before_residual": True},
+    ],
+    ids=lambda kind: next(iter(kind)),
+)
+def test_a_clean_drafter_of_any_kind_has_no_finding(tmp_path, kind) -> None:
     """Its own wiring is the best one, whatever a drafter is built of."""
-    wired = tiny_replay(tmp_path, epochs=25, layers=2)
+    wired = tiny_replay(tmp_path, **({"epochs": 25} | kind))
     result = check(wired.replay, wired.drafter)
     assert result["base"]["accept_length"] > 1.3
     assert result["combination"] == []
+
+
+def test_heads_in_another_order_are_named(tmp_path) -> None:
+    """q, k and v fused in one piece and read back group by group: named first, with its code."""
+    wired = tiny_replay(tmp_path, heads=4, kv_heads=2)
+    folder = seed_drafter(open_drafter(wired.drafter), tmp_path / "d", [FAULTS["heads regrouped"]], torch.empty(0))
+    assert [f["code"] for f in check(wired.replay, wired.drafter)["findings"]] == []
+    found = check(wired.replay, folder)
+    assert [f["code"] for f in found["findings"]] == ["attn-layout"]
+    assert found["combination"][0].startswith(FAULTS["heads regrouped"].undone)
+
+
+def test_layouts_undo_each_other_and_leave_out_what_changes_nothing() -> None:
+    """Six query and two key heads: both fused orders are inverse, as are both ways to deal; with one key head there is nothing to tell."""
+    config = DrafterConfig(
+        hidden=8, target_hidden=8, taps=3, draft_vocab=4, vocab=4, layers=1, heads=6, kv_heads=2, head_dim=4, intermediate=8
+    )
+    stacks = [stack for stack, _ in layouts(config).values()]
+    assert stacks[1].tolist() == [0, 1, 2, 6, 8, 3, 4, 5, 7, 9]
+    assert stacks[2].tolist() == [0, 2, 4, 1, 3, 5, 6, 7, 8, 9]
+    for one, other in (stacks[:2], stacks[2:]):
+        assert torch.equal(one[other], torch.arange(10))
+    assert layouts(replace(config, kv_heads=1)) == {}
 
 
 def test_two_faults_are_both_found(workbench, wired, tmp_path) -> None:
@@ -181,6 +220,26 @@ def test_record_keeps_a_drafters_own_logits(workbench, wired, tmp_path) -> None:
     for step in range(STEPS):
         assert torch.equal(replay.drafted[step][0][chains, 0], bench.maps["offset"][0][out.pred[:, step]])
         assert (replay.drafted[step][0] >= 0).all(1).sum() == len(chains)
+
+
+def test_recorded_logits_tell_what_acceptance_cannot(wired, bench, tmp_path) -> None:
+    """A drafter whose trusted logits came from packed documents that saw each other is found out by them; its own logits are silent."""
+    packed = replace(bench, base=replace(bench.base, leak=True))
+    write_replay(with_drafter(packed), tmp_path / "packed.safetensors")
+    told = check(tmp_path / "packed.safetensors", wired.drafter)
+    assert [f["code"] for f in told["findings"]] == ["doc-leak"]
+    assert told["recorded"]["off"] > 10 * told["recorded"]["left"]
+    assert told["recorded"]["left"] < 1e-3
+    write_replay(with_drafter(bench), tmp_path / "own.safetensors")
+    told = check(tmp_path / "own.safetensors", wired.drafter)
+    assert told["findings"] == []
+    assert told["recorded"]["off"] < 1e-3
+    assert "are brought back" in check_text(told)
+    tensors = load_file(wired.drafter / "model.safetensors")
+    shutil.copytree(wired.drafter, tmp_path / "other")
+    save_file({name: x * 1.5 if "mlp" in name else x for name, x in tensors.items()}, tmp_path / "other" / "model.safetensors")
+    other = tmp_path / "other"
+    assert "not brought back by any one change" in check_text(check(tmp_path / "own.safetensors", other))
 
 
 def test_bad_requests_are_told(workbench, wired, tmp_path) -> None:

@@ -196,6 +196,7 @@ def eagle_form(config: DrafterConfig, taps: Sequence[int]) -> Form:
     older = {"rope_theta": config.rope["rope_theta"]}
     if config.rope["rope_type"] != "default":
         older["rope_scaling"] = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+    flags = {name: True for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(config, name)}
     written = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -210,6 +211,7 @@ def eagle_form(config: DrafterConfig, taps: Sequence[int]) -> Form:
         "max_position_embeddings": config.max_positions,
         "rope_parameters": config.rope,
         **older,
+        **flags,
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
         "eagle_aux_hidden_state_layer_ids": list(taps),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from workbench.replay import Progress
-from workbench.scans import Bench, Difference, Outcome, Wiring, difference, tap_scan
+from workbench.scans import Bench, Difference, Outcome, Wiring, difference, layouts, tap_scan
 
 SCREEN = 24  # chains a document on which every reading is tried first
 SCAN = 12  # chains a document for the scan of all boundaries
@@ -81,6 +81,9 @@ def readings(bench: Bench, base: Wiring) -> list[Reading]:
     interleaved = not config.rope_interleaved
     add(f"rope {'interleaved' if interleaved else 'half-split'}", "rope-layout", {"rope_interleaved": interleaved})
     add(f"positions {'stand still' if base.advance else 'advance'} with the TTT step", "position-shift", advance=1 - base.advance)
+    add("documents apart" if base.leak else "packed documents see each other", "doc-leak", leak=not base.leak)
+    for name in ("as stored", *layouts(config)):
+        add(f"attention heads {name}" if name == "as stored" else name, "attn-layout", layout=name)
     for name in bench.embeddings:
         add(f"embedding: {name}", "embed-random", embedding=name)
     for factor in (0.5, 2.0):

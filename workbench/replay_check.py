@@ -1,7 +1,8 @@
 """The golden replay held against a drafter: which wiring its weights were made for, as findings with numbers and a cure.
 
 Notable: finding codes are the doctor's. A finding is a change that is better beyond doubt on top of those found before it; readings that
-stay undecidable are in the table with the interval that bounds them, and are no finding.
+stay undecidable are in the table with the interval that bounds them, and are no finding. Where the replay holds logits of the drafter
+itself, from a run that is trusted, a wiring that brings them back is exact evidence, also for what acceptance cannot decide.
 """
 
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 from workbench.checkpoint import open_drafter
 from workbench.findings import Finding
-from workbench.readings import Ranked, combine, scan
+from workbench.readings import SCREEN, Ranked, combine, readings, scan
 from workbench.replay import Progress, read_replay
 from workbench.scans import Bench
 
+ROUNDING = 0.1  # RMS of logits: two implementations in bfloat16 differ by less
 REMEDIES = {
     "taps-shifted": "feed it these boundaries: set the tap ids as the serving engine reads them (see `workbench forecast`)",
     "taps-order": "join the taps in this order: permute the column blocks of fc.weight or the tap ids",
@@ -27,6 +29,8 @@ REMEDIES = {
     "rope-partial": "set partial_rotary_factor to what the drafter was trained with",
     "rope-layout": "reorder the rows of the q and k projections within each head from one layout to the other",
     "position-shift": "advance the positions by one with each draft step, as in training",
+    "doc-leak": "mask attention by document when training on packed texts: an engine sees one text at a time",
+    "attn-layout": "put the heads' rows of q, k and v (columns of o) into the order in which the config's reader takes them",
     "embed-random": "leave the drafter's own embedding out, so that it shares the verifier's",
     "feature-scale": "scale fc.weight by this factor, or feed the states as they were in training",
     "norm-final": "restore norm.weight from the run that trained the head",
@@ -40,6 +44,8 @@ def check(
     replay_path: str | Path, drafter_path: str | Path, verifier_path: str | Path | None = None, progress: Progress = lambda _: None
 ) -> dict[str, Any]:
     """The drafter under every reading of its wiring on a replay: tokens, sequences, base, readings (best first), combination, findings.
+
+    recorded: only where the replay holds the drafter's logits: by how much they are missed as wired (RMS), and under which reading least.
 
     base: loss (nats a token, mean over TTT steps), accuracy and alpha at the first step, simulated accept length; delta_loss and ci95 are
     paired with it. verifier_path: only needed for a replay that was recorded without. Raises InputError when they do not fit together.
@@ -60,14 +66,41 @@ def check(
         }
         for r in ranked
     ]
+    findings = [as_finding(bench, r, checkpoint.location) for r in kept]
+    told = recorded(bench, kept) if replay.drafted else None
+    if told and told["reading"]:
+        findings.append(_off_record(told, checkpoint.location))
     return {
         "tokens": len(replay.ids),
         "sequences": len(replay.ends),
         "base": base,
         "readings": rows,
         "combination": [r.reading.name for r in kept],
-        "findings": [as_finding(bench, r, checkpoint.location).to_json() for r in kept],
+        "findings": [finding.to_json() for finding in findings],
+        **({"recorded": {key: told[key] for key in ("off", "reading", "left")}} if told else {}),
     }
+
+
+def recorded(bench: Bench, kept: list[Ranked]) -> dict[str, Any]:
+    """off: RMS miss of the recorded logits with the changes found; where that is more than rounding, `reading` (None: no single change
+    brings them back) with its code and what is `left`."""
+    wiring = bench.base
+    for one in kept:
+        wiring = one.reading.applied(wiring)
+    off = bench.off_record(wiring)
+    told: dict[str, Any] = {"off": off, "reading": None, "code": None, "left": None}
+    if off > ROUNDING:
+        missed = [(bench.off_record(reading.applied(wiring), SCREEN), reading) for reading in readings(bench, wiring)]
+        left, best = min(missed, key=lambda pair: pair[0])
+        if left < off / 10:
+            told |= {"reading": best.name, "code": best.code, "left": left}
+    return told
+
+
+def _off_record(told: dict[str, Any], where: str) -> Finding:
+    title = f"The recorded logits come from another wiring: {told['reading']} (missed by {told['off']:.3f}, then {told['left']:.4f})"
+    evidence = {"reading": told["reading"], "rms_as_wired": told["off"], "rms_under_reading": told["left"]}
+    return Finding(told["code"], "error", title, where, evidence, REMEDIES[told["code"]])
 
 
 def as_finding(bench: Bench, found: Ranked, where: str) -> Finding:
@@ -115,5 +148,9 @@ def check_text(result: dict[str, Any], shown: int = 15) -> str:
         interval = f"{r['ci95'][0]:+.3f} .. {r['ci95'][1]:+.3f}"
         lines.append(f"{r['name']:<48} {r['delta_loss']:>+8.3f} {interval:>18} {r['accept_length']:>7.3f}  {r['verdict']}")
     lines += [f"... and {len(result['readings']) - shown} more"] if len(result["readings"]) > shown else []
+    if "recorded" in result and result["recorded"]["reading"] is None:
+        off = result["recorded"]["off"]
+        told = "are brought back" if off <= ROUNDING else "are not brought back by any one change: other weights, or several faults"
+        lines.append(f"the drafter's recorded logits {told} (missed by {off:.4f})")
     lines += [f"{f['code']}: {f['title']}\n  {f['remedy']}" for f in result["findings"]] or ["no other wiring fits better"]
     return "\n".join(lines)

@@ -43,6 +43,8 @@ class Wiring:
     advance: int = 1  # rope positions a TTT step
     swapped: bool = False  # hidden state first, embedding second
     scale: float = 1.0  # of the tap states
+    leak: bool = False  # all documents of the replay are one packed row, whose rows see those before them
+    layout: str = "as stored"  # of the attention heads, by the names of `layouts`
     map: str = "offset"
     embedding: str = "own"
     final_norm: str = "own"
@@ -197,6 +199,22 @@ class Bench:
         return Outcome(*(x.view(-1, steps) for x in found), document)
 
     @torch.inference_mode()
+    def off_record(self, wiring: Wiring, most: int | None = None) -> float:
+        """RMS difference to the drafter's logits that the replay holds, over their tokens and all TTT steps."""
+        self.run(wiring, most)
+        chains, row_of = self.scene(most).chains, torch.full((self.replay.v,), -1)
+        ids = self.maps[wiring.map][0]
+        row_of[ids[ids >= 0]] = (ids >= 0).nonzero()[:, 0]
+        hidden = self._hidden[wiring.body, most, STEPS].unflatten(0, (-1, STEPS))  # [R, S, H]
+        gaps = []
+        for step, (tokens, logits) in self.replay.drafted.items():
+            rows = row_of[tokens[chains].clamp_min(0)].masked_fill(tokens[chains] < 0, -1)  # [R, kept]
+            weights = self.state["lm_head.weight"][rows.clamp_min(0)]  # [R, kept, H]
+            ours = torch.einsum("rkh,rh->rk", weights, hidden[:, step])
+            gaps.append((ours - logits[chains]).square()[rows >= 0])
+        return float(torch.cat(gaps).mean().sqrt())
+
+    @torch.inference_mode()
     def _unrolled(self, wiring: Wiring, scene: _Scene, steps: int) -> Tensor:
         """Inputs of the head [R * S, H]."""
         where, n = torch.searchsorted(self.replay.embedding[0], self.replay.ids), len(self.replay.ids)
@@ -205,7 +223,8 @@ class Bench:
         wanted = torch.zeros(n, dtype=torch.bool)
         wanted[scene.chains] = True
         mask = torch.stack([wanted.roll(k) for k in range(steps)]).any(0)  # chains end inside their document: nothing wraps
-        parts = (where[shifted], taps, mask, scene.positions + 1, scene.documents)
+        positions, documents = (torch.arange(n), torch.zeros_like(scene.documents)) if wiring.leak else (scene.positions, scene.documents)
+        parts = (where[shifted], taps, mask, positions + 1, documents)
         out = unroll(self._drafter(wiring), _Batch(*(x[None] for x in parts)), steps)
         rank = torch.full((n,), -1)
         rank[scene.chains] = torch.arange(len(scene.chains))
@@ -216,9 +235,11 @@ class Bench:
 
     def _drafter(self, wiring: Wiring) -> Drafter:
         """The module under a wiring; its embedding has the rows of the replay's tokens alone."""
-        key = repr((wiring.config, wiring.swapped, wiring.final_norm, wiring.embedding))
+        key = repr((wiring.config, wiring.swapped, wiring.final_norm, wiring.embedding, wiring.layout))
         if key not in self._modules:
             state = {**self.state, "norm.weight": self.norms[wiring.final_norm]}
+            if wiring.layout != "as stored":
+                _rearrange(state, wiring.config, *layouts(wiring.config)[wiring.layout])
             for name in (f"layers.0.self_attn.{part}.weight" for part in INPUTS):
                 if wiring.swapped and name in state:
                     state[name] = torch.cat(state[name].chunk(2, 1)[::-1], 1)
@@ -285,6 +306,45 @@ def map_readings(drafter: DrafterCheckpoint, v: int) -> dict[str, np.ndarray]:
     return distinct
 
 
+def layouts(config: DrafterConfig) -> dict[str, tuple[Tensor, Tensor]]:
+    """Other orders that the attention's heads may have been meant in, each as (head blocks of q, k and v stacked [n + 2G], those of o [n]).
+
+    Fused q, k and v are stored in one piece (all of q, all of k, all of v) or group by group (g query heads, their key, their value), and
+    query head i reads key head i // g or, dealt in turn, i % G. An order that changes nothing for these sizes is left out.
+    """
+    n, g = config.heads, config.kv_heads
+    if config.latent is not None:
+        return {}
+    heads, keys, values = torch.arange(n), n + torch.arange(g), n + g + torch.arange(g)
+    by_group = torch.cat([heads.view(g, -1), keys[:, None], values[:, None]], 1).flatten()
+    dealt = heads.view(-1, g).T.flatten()
+    found = {
+        "q, k and v fused by group, read in one piece": (by_group.argsort(), heads),
+        "q, k and v fused in one piece, read by group": (by_group, heads),
+        "query heads dealt to the key heads in turn": (torch.cat([dealt, keys, values]), dealt),
+        "query heads taken from the key heads in turn": (torch.cat([dealt.argsort(), keys, values]), dealt.argsort()),
+    }
+    distinct: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, (stack, out) in found.items():
+        if not any(torch.equal(stack, other) for other in (torch.arange(n + 2 * g), *(s for s, _ in distinct.values()))):
+            distinct[name] = stack, out
+    return distinct
+
+
+def _rearrange(state: dict[str, Tensor], config: DrafterConfig, stack: Tensor, out: Tensor) -> None:
+    """Put the head blocks of every layer's q, k, v and o into another order, in `state` (its tensors stay as they are)."""
+    parts, sizes = ("q_proj", "k_proj", "v_proj"), (config.heads, config.kv_heads, config.kv_heads)
+    for layer in range(config.layers):
+        attention = f"layers.{layer}.self_attn."
+        for kind in ("weight", "bias"):
+            if f"{attention}q_proj.{kind}" in state:
+                rows = torch.cat([state[f"{attention}{part}.{kind}"] for part in parts]).unflatten(0, (-1, config.head_dim))[stack]
+                for part, moved in zip(parts, rows.split(sizes), strict=True):
+                    state[f"{attention}{part}.{kind}"] = moved.flatten(0, 1)
+        columns = state[f"{attention}o_proj.weight"].unflatten(1, (-1, config.head_dim))[:, out]
+        state[f"{attention}o_proj.weight"] = columns.flatten(1)
+
+
 def tap_scan(bench: Bench, wiring: Wiring, most: int | None = None) -> tuple[list[int], np.ndarray]:
     """Each tap over all boundaries of the replay, the others as wired: (boundaries [n], gain or loss in nats [A, n]) at the first step."""
     boundaries = sorted(bench.replay.states)
@@ -299,19 +359,18 @@ def tap_scan(bench: Bench, wiring: Wiring, most: int | None = None) -> tuple[lis
 
 
 @torch.inference_mode()
-def with_drafter(replay: Replay, drafter: DrafterCheckpoint, kept: int = 16) -> Replay:
-    """The replay with the drafter's own largest logits [N, kept] a TTT step at the tokens that they were drafted after."""
-    bench = Bench.open(replay, drafter)
+def with_drafter(bench: Bench, kept: int = 16) -> Replay:
+    """The bench's replay with its drafter's own largest logits [N, kept] a TTT step at the tokens that they were drafted after."""
     bench.run(bench.base)
-    (hidden,) = bench._hidden.values()
+    hidden = bench._hidden[bench.base.body, None, STEPS]
     chains, ids = bench.scene().chains, bench.maps[bench.base.map][0]
     head = bench.state["lm_head.weight"]
     best = [(x @ head.T).topk(min(kept, len(ids)), -1) for x in hidden.split(CHUNK)]
     logits, rows = (torch.cat(part).unflatten(0, (-1, STEPS)) for part in zip(*best, strict=True))  # [R, S, kept]
     drafted = {}
     for step in range(STEPS):
-        tokens = torch.full((len(replay.ids), rows.shape[2]), -1)
+        tokens = torch.full((len(bench.replay.ids), rows.shape[2]), -1)
         largest = torch.zeros(tokens.shape)
         tokens[chains], largest[chains] = ids[rows[:, step]], logits[:, step]
         drafted[step] = tokens, largest
-    return replace(replay, drafted=drafted)
+    return replace(bench.replay, drafted=drafted)

@@ -35,7 +35,7 @@ def replay_record(
     from workbench.checkpoint import open_drafter
     from workbench.errors import InputError
     from workbench.replay import record, record_states, write_replay
-    from workbench.scans import with_drafter
+    from workbench.scans import Bench, with_drafter
 
     check_destination(out)
     kept = numbers(boundaries, "--boundaries")
@@ -43,7 +43,7 @@ def replay_record(
         raise InputError("give either --verifier and --prompts, or --states of an extraction")
     replay = record_states(states, verifier or None, tokens, kept) if states else record(verifier, prompts, tokens, split, kept, progress)
     if drafter:
-        replay = with_drafter(replay, open_drafter(drafter))
+        replay = with_drafter(Bench.open(replay, open_drafter(drafter)))
     write_replay(replay, out)
     result = {"tokens": len(replay.ids), "sequences": len(replay.ends), "supervised": int(replay.loss_mask.sum())}
     result |= {"boundaries": sorted(replay.states), "bytes": out.stat().st_size, "out": str(out)}
