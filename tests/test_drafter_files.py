@@ -122,6 +122,7 @@ def test_a_form_that_forgets_something_is_refused(tmp_path: Path) -> None:
     checkpoint = open_drafter(write_drafter(tmp_path / "in", kind, config=drafter_config(kind) | {"norm_output": True}))
     drafter, vocab_map = load_drafter(checkpoint), read_map(tmp_path / "in")
     form = eagle_form(drafter.config, (2, 4, 5))
+    assert form.config.pop("norm_output") is True
     write(tmp_path, drafter, vocab_map, form)
     with pytest.raises(InputError, match="a setting"):
         refuse_lossy_form(tmp_path, drafter, vocab_map, form)
