@@ -16,7 +16,8 @@ lab: setup                   ## the workbench in JupyterLab, on the lab's exampl
 	$(BIN)/workbench lab fetch
 	JUPYTER_CONFIG_PATH=notebooks/.jupyter $(BIN)/jupyter lab notebooks/START.md
 
-test: setup chromium $(PEER)/ready engines   ## all tests, the browser's, the peers' and the engines' included
+test: setup                  ## all tests, the browser's, the peers' and the engines' included
+	$(MAKE) -j2 chromium $(PEER)/ready engines
 	$(BIN)/workbench lab fetch
 	$(BIN)/python -m pytest
 
