@@ -23,6 +23,8 @@ from workbench.forecast import ENGINES, differences, forecast, forecast_text
 FIELDS = {"boundaries", "embedding", "head", "map", "norms", "ignored", "defaults_taken", "launch"}
 IDS = "eagle_aux_hidden_state_layer_ids"
 
+READABLE = drafter_config(Drafter(n=12)) | {"architectures": ["LlamaForCausalLMEagle3"]}  # EAGLE's own config names a class SGLang has not
+
 
 @pytest.fixture
 def verifier(tmp_path) -> Path:
@@ -33,7 +35,8 @@ def verifier(tmp_path) -> Path:
 def predicted(tmp_path: Path, verifier: Path, d: Drafter | None = None, **config) -> dict:
     """The forecast of a drafter whose config has these keys changed; None takes a key out."""
     d = d or Drafter(n=12)
-    merged = {key: value for key, value in (drafter_config(d) | config).items() if value is not None}
+    readable = {} if d.dialect == "speculators" else {"architectures": READABLE["architectures"]}
+    merged = {key: value for key, value in (drafter_config(d) | readable | config).items() if value is not None}
     return forecast(write_drafter(tmp_path / f"d{len(list(tmp_path.iterdir()))}", d, config=merged), verifier)["engines"]
 
 
@@ -96,16 +99,21 @@ def test_norm_before_residual_is_obeyed_by_vllm_and_never_read_by_sglang(tmp_pat
 
 
 def test_norms_without_their_flag_and_flags_without_their_norm(tmp_path, verifier) -> None:
-    """fc_norm weights without the flag are ignored; the flag without weights takes ones; TensorRT-LLM reads norm_before_fc nested only."""
+    """fc_norm weights without the flag stop vLLM and are dropped by SGLang, input_norm is dropped by both; a flag without weights takes
+    ones; TensorRT-LLM reads norm_before_fc nested only."""
     told = predicted(tmp_path, verifier, Drafter(n=12, fc_norm=True), fc_norm=None)
-    assert "fc_norm.0.weight" in told["vllm-v1"]["ignored"]
+    assert told["vllm-v1"]["boundaries"] is None
+    assert any("stops at fc_norm.0.weight" in line for line in told["vllm-v1"]["defaults_taken"])
+    assert "fc_norm.0.weight" in told["sglang"]["ignored"]
+    told = predicted(tmp_path, verifier, Drafter(n=12, input_norm=True), norm_before_fc=None)
+    assert all("input_norm.weight" in told[engine]["ignored"] and told[engine]["boundaries"] for engine in ("vllm-v2", "sglang"))
     told = predicted(tmp_path, verifier, norm_before_fc=True)
     assert any("norm_before_fc" in line for line in told["sglang"]["defaults_taken"])
     assert not told["tensorrt-llm"]["norms"]["norm_before_fc"]
 
 
 def test_a_missing_map_or_head_is_the_first_k(tmp_path, verifier) -> None:
-    """No d2t: rows are read as ids 0..K-1. No head: the verifier's, its first K rows."""
+    """No d2t: rows are read as ids 0..K-1. No head: the verifier's, its first K rows; SGLang leaves one that nobody filled."""
     d = Drafter(n=12)
     values = drafter_values(d)
     bare = {name: value for name, value in values.items() if name not in ("d2t", "t2d")}
@@ -113,14 +121,23 @@ def test_a_missing_map_or_head_is_the_first_k(tmp_path, verifier) -> None:
     assert told["map"] == "identity: first 16 ids"
     assert any("no d2t" in line for line in told["defaults_taken"])
     headless = {name: value for name, value in values.items() if name != "lm_head.weight"}
-    assert (
-        forecast(write_drafter(tmp_path / "b", d, values=headless), verifier)["engines"]["vllm-v1"]["head"] == "verifier's, first 16 rows"
-    )
+    told = forecast(write_drafter(tmp_path / "b", d, values=headless), verifier)["engines"]
+    assert (told["vllm-v1"]["head"], told["sglang"]["head"]) == ("verifier's, first 16 rows", "uninitialised")
+
+
+def test_what_an_engine_cannot_load_is_said(tmp_path, verifier) -> None:
+    """SGLang picks the class by `architectures` and knows EAGLE's own name for it not; vLLM stops at a tensor it has no place for."""
+    told = predicted(tmp_path, verifier, architectures=["LlamaForCausalLM"])
+    assert (told["sglang"]["boundaries"], told["vllm-v1"]["boundaries"]) == (None, [2, 6, 9])
+    assert any("LlamaForCausalLMEagle3" in line for line in told["sglang"]["defaults_taken"])
+    values = drafter_values(Drafter(n=12))
+    extra = write_drafter(tmp_path / "extra", Drafter(n=12), values=values | {"extra.weight": values["norm.weight"]})
+    assert forecast(extra, verifier)["engines"]["vllm-v2"]["boundaries"] is None
 
 
 def test_where_engines_differ_comes_first(workbench, tmp_path, verifier) -> None:
     """The text opens with the differences; an alike reading says so; JSON has the contract's fields and launch lines that count drafts."""
-    folder = write_drafter(tmp_path / "d", Drafter(n=12), config=drafter_config(Drafter(n=12)) | {IDS: [3, 5, 8]})
+    folder = write_drafter(tmp_path / "d", Drafter(n=12), config=READABLE | {IDS: [3, 5, 8]})
     ran = workbench("forecast", folder, "--verifier", verifier, "--json")
     assert ran.code == 0
     assert set(ran.json) == {"engines"}
@@ -130,7 +147,7 @@ def test_where_engines_differ_comes_first(workbench, tmp_path, verifier) -> None
     assert "--speculative-num-draft-tokens 4" in ran.json["engines"]["sglang"]["launch"]
     text = workbench("forecast", folder, "--verifier", verifier).out
     assert text.startswith("engines differ in boundaries: [3, 5, 8] in vllm-v1, vllm-v2")
-    alike = forecast(write_drafter(tmp_path / "e", Drafter(n=12)), verifier)
+    alike = forecast(write_drafter(tmp_path / "e", Drafter(n=12), config=READABLE), verifier)
     assert differences(alike["engines"]) == []
     assert forecast_text(alike).startswith("all engines read this checkpoint alike")
 

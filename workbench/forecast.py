@@ -21,6 +21,7 @@ from workbench.targets import ADDS_ONE_TO_ONE
 ENGINES = ("vllm-v1", "vllm-v2", "sglang", "tensorrt-llm", "speculators")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NEEDS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}  # what a flag is worth nothing without
+SGLANG_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")  # it picks the class by `architectures`, vLLM by the method
 IDS = "eagle_aux_hidden_state_layer_ids"
 TOKENS = 3  # drafted at a time where the config does not say
 SAMPLE = 64  # embedding rows compared
@@ -47,8 +48,10 @@ def forecast(drafter: str | Path | DrafterCheckpoint, verifier: str | Path | Ver
 
 def _engine(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, own: str) -> dict[str, Any]:
     defaults: list[str] = []
-    boundaries = _boundaries(engine, d, m, defaults)
     norms = _norms(engine, d, defaults)
+    reason = _unreadable(engine, d, norms)
+    defaults += [f"nothing: {reason}"] if reason else []
+    boundaries = None if reason else _boundaries(engine, d, m, defaults)
     ignored = [disk for canonical, disk in d.names.items() if ignores(engine, canonical, d, norms)]
     known = set(d.names.values())
     ignored += [name for name in d.tensors if name not in known]
@@ -63,6 +66,27 @@ def _engine(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, own: str) 
         "defaults_taken": defaults,
         "launch": _launch(engine, d, m),
     }
+
+
+# ---- what it cannot load at all
+
+
+def _unreadable(engine: str, d: DrafterCheckpoint, norms: Mapping[str, bool]) -> str | None:
+    """Why an engine stops at the checkpoint; None when it loads it."""
+    if engine == "sglang" and speculators_config(d):
+        return "SGLang has no reader for a speculators config; write one with `workbench convert --to sglang`"
+    named = (d.config.get("architectures") or [None])[0]
+    if engine == "sglang" and named not in SGLANG_CLASSES:
+        return f"`architectures` names {named}, where SGLang wants {SGLANG_CLASSES[0]}; `workbench convert --to sglang` writes it"
+    canonical = {disk: name for name, disk in d.names.items()}
+    stop = next((disk for disk in d.tensors if refuses(engine, disk, canonical.get(disk), norms)), None)
+    return f"vLLM stops at {stop}, for which its model has no place; take it out, or set the flag that it belongs to" if stop else None
+
+
+def refuses(engine: str, disk: str, canonical: str | None, norms: Mapping[str, bool]) -> bool:
+    """Whether an engine stops at a tensor that its model has no place for. vLLM does; others drop it in silence."""
+    unknown = canonical is None and not any(part in disk for part in ("t2d", "d2t", "mask_hidden", "rotary_emb"))
+    return engine.startswith("vllm") and (unknown or ((canonical or "").startswith("fc_norm.") and not norms["fc_norm"]))
 
 
 # ---- boundaries
@@ -90,13 +114,10 @@ def _keys(d: DrafterCheckpoint, engine: str) -> list[tuple[str, bool]]:
     return [(key, used) for key, (value, used) in found.items() if value is not None]
 
 
-def _boundaries(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, defaults: list[str]) -> list[int] | None:
+def _boundaries(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, defaults: list[str]) -> list[int]:
     n = m.layers
     usual = [2, n // 2, n - 3]
     top, nested = (_ids(ids, d) for ids in (d.config.get(IDS), _block(d, "eagle_config").get(IDS)))
-    if engine == "sglang" and speculators_config(d):
-        defaults.append("nothing: SGLang has no reader for a speculators config; write one with `workbench convert --to sglang`")
-        return None
     if engine == "sglang":
         family = str(m.setting("model_type") or "")
         if nested is None:
@@ -196,6 +217,9 @@ def _head(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, defaults: li
         return "own"
     if engine == "speculators":
         return "verifier's rows of t2d"
+    if engine == "sglang":
+        defaults.append("head of whatever was in memory: no lm_head.weight, and draft_vocab_size is set, so SGLang shares none")
+        return "uninitialised"
     said = f"verifier's, first {d.k} rows" if d.k and m.vocab and d.k < m.vocab else "verifier's"
     defaults.append(f"head {said}: no lm_head.weight")
     return said

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from workbench.checkpoint import DrafterCheckpoint, VerifierCheckpoint
-from workbench.forecast import ENGINES, forecast, ignores, speculators_config
+from workbench.forecast import ENGINES, forecast, ignores, refuses, speculators_config
 
 CONSUMERS = ("workbench", *ENGINES, "finetune-from")
 ROLES = {
@@ -126,8 +126,10 @@ def _fits(shape: tuple[int, ...], want: tuple[int | None, ...] | None) -> bool |
 
 
 def _found(consumer: str, disk: str, canonical: str | None, d: DrafterCheckpoint, told: dict[str, Any]) -> str:
+    if consumer in told and refuses(consumer, disk, canonical, told[consumer]["norms"]):
+        return "refused"
     if canonical is None:
-        return "refused" if consumer.startswith("vllm") else "ignored"
+        return "ignored"
     if consumer == "finetune-from" and canonical in ("d2t", "t2d"):
         return "ignored"
     if consumer in told and ignores(consumer, canonical, d, told[consumer]["norms"]):
@@ -143,7 +145,8 @@ def _absent(consumer: str, canonical: str, d: DrafterCheckpoint) -> str:
     if canonical == "embed_tokens.weight":
         return "initialised" if trains else "shared"
     if canonical == "lm_head.weight":
-        return "missing" if consumer == "workbench" else "initialised" if trains else "shared"
+        sized = consumer == "sglang" and d.config.get("draft_vocab_size") is not None
+        return "missing" if consumer == "workbench" or sized else "initialised" if trains else "shared"
     if canonical == "t2d":
         return "missing" if consumer == "speculators" and speculators_config(d) else "ignored"
     return "initialised" if consumer == "finetune-from" and canonical != "d2t" else "missing"
