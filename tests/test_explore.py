@@ -1,5 +1,6 @@
 """Live controls, driven as a front end would: by setting values. No kernel and no browser."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -273,3 +274,19 @@ def test_a_live_training_stops_goes_on_and_says_what_is_wrong() -> None:
     live.way.value = "naive"
     train()
     assert "naive &lt;cannot&gt; be trained" in live.message.value
+
+
+def test_a_training_whose_cell_is_run_again_stops_first() -> None:
+    """The new panel appears once the old one's thread has ended; an unforeseen error in a training is a sentence too."""
+
+    def records(way: str, stop: Callable[[], bool]) -> Iterator[int]:
+        while not stop():
+            time.sleep(0.01)
+            yield 0
+        raise RuntimeError("no <memory>")
+
+    live = explore.LiveTraining(records, lambda done: figures.missing("loss", "of no step"), ["remapped"], 6)
+    live.start.click()
+    explore.LiveTraining(records, live._draw_them, ["remapped"], 6)
+    assert not live._thread.is_alive()
+    assert "RuntimeError: no &lt;memory&gt;" in live.message.value

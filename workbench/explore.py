@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anywidget
 import ipywidgets as widgets
@@ -47,8 +47,7 @@ def live(
         try:
             exhibits = draw(**{name: control.value for name, control in controls.items()})
         except Exception as error:  # a callback's traceback would end in a log that nobody sees
-            sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            message.value = _mistake(sentence)
+            message.value = _mistake(error)
             return
         message.value = ""
         for old, exhibit in zip(shown, exhibits, strict=False):
@@ -64,8 +63,9 @@ def live(
     return widgets.VBox([widgets.HBox(seen, layout={"flex_flow": "row wrap"}), message, body])
 
 
-def _mistake(sentence: str) -> str:
+def _mistake(error: Exception) -> str:
     """What stands beside a control that cannot do what was asked."""
+    sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
     return f'<p style="color:var(--jp-error-color1, #b3261e)">{html.escape(sentence)}</p>'
 
 
@@ -218,6 +218,7 @@ class LiveTraining:
     """
 
     EVERY = 0.5  # seconds between two drawings
+    _last: ClassVar["LiveTraining | None"] = None
 
     def __init__(
         self, records: Callable[..., Iterator[Any]], draw: Callable[[dict[str, list[Any]]], Exhibit], ways: Sequence[str], steps: int
@@ -229,6 +230,10 @@ class LiveTraining:
         self.bar, self.message = widgets.IntProgress(max=steps), widgets.HTML()
         self.shown = _Shown(missing("The loss", "pick a start and press train"))
         self._asked, self._thread = threading.Event(), None
+        if LiveTraining._last is not None and LiveTraining._last._thread is not None:  # its cell was run again: one training at a time
+            LiveTraining._last._asked.set()
+            LiveTraining._last._thread.join()
+        LiveTraining._last = self
 
     def panel(self) -> widgets.VBox:
         """Controls above the loss so far."""
@@ -237,7 +242,7 @@ class LiveTraining:
 
     def _begin(self) -> None:
         self._asked.clear()
-        self.start.disabled, self.stop.disabled = True, False
+        self.start.disabled, self.stop.disabled, self.message.value = True, False, "training"
         self._thread = threading.Thread(target=self._train, args=(self.way.value,), daemon=True)
         self._thread.start()
 
@@ -257,8 +262,8 @@ class LiveTraining:
             self._show(way)
             ended = "stopped, and goes on from here" if len(kept) < self.bar.max else "done"
             self.message.value = html.escape(f"{way}: {len(kept)} of {self.bar.max} steps, {ended}")
-        except InputError as error:
-            self.message.value = _mistake(str(error))
+        except Exception as error:  # a thread's traceback would end in a log that nobody sees
+            self.message.value = _mistake(error)
         finally:
             self.start.disabled, self.stop.disabled = False, True
 
