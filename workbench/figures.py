@@ -227,7 +227,7 @@ def _cell(kind: str, value: Any) -> str:
     if kind == "token":
         return f'<td class="token">{_token(value)}</td>'
     if kind == "choices":
-        return f'<td class="token">{" ".join(f"{_token(token)}&nbsp;{p:.2f}" for token, p in value)}</td>'
+        return f'<td class="token">{"".join(f"<span>{_token(token)}&nbsp;{p:.2f}</span> " for token, p in value)}</td>'
     if kind == "number":
         return f'<td class="number">{value:,}</td>'
     text = html.escape(str(value))

@@ -3,22 +3,21 @@
 import json
 from pathlib import Path
 
-from tests.warm_start_case import write_case
+import pytest
+
+from tests.page_cases import FIGURES, run_once
 from workbench.report import run_notebook
 
 FOUNDING = Path(__file__).parents[2] / "notebooks" / "params" / "04_founding_case.yaml"
 
 
-def test_the_tiny_lab(tmp_path: Path) -> None:
-    """Status ok, measured against simulated on the page, no path in the results."""
-    given = write_case(tmp_path / "case")
-    small = {"drafter": given["drafter"], "verifier": given["verifier"], "prompts": given["chats"], "prompt_count": 3, "new_tokens": 6}
-    result = run_notebook("04_loss_vs_accept", {**small, "draft_tokens": 2}, "", tmp_path / "run")
-    assert (result.status, result.error) == ("ok", None)
-    found = json.loads((tmp_path / "run" / "results.json").read_text())
+def test_the_tiny_lab(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Status ok, measured against simulated on the page, what has no input says so."""
+    folder, _ = run_once(tmp_path_factory.getbasetemp(), "04_loss_vs_accept")
+    found = json.loads((folder / "results.json").read_text())
     assert {"break_even", "best_draft_tokens"} <= found["results"].keys()
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count('class="plotly-graph-div"') == 5  # the training curve has no log
+    page = (folder / "report.html").read_text()
+    assert page.count('class="plotly-graph-div"') == FIGURES["04_loss_vs_accept"]
     assert "simulated on the same answers" in page
     assert "give training logs" in page
 
