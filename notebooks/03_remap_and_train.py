@@ -17,12 +17,12 @@ drafter: str = ""  # drafter to carry over: folder or Hugging Face id; empty: th
 child: str = ""  # map that it is to speak: drafter, map folder or file; empty: the lab's child
 verifier: str = ""  # verifier that it is to serve: folder or Hugging Face id; empty: the lab's successor
 chats: str = ""  # chats with that verifier's answers (JSONL), train and heldout; empty: the lab's successor's
-tokens: int = 1024  # held-out tokens to measure on, the verifier reads them now
-train_tokens: int = 2048  # other tokens to train on, the verifier reads them now
+tokens: int = 768  # held-out tokens to measure on, the verifier reads them now
+train_tokens: int = 1536  # other tokens to train on, the verifier reads them now
 draft_tokens: int = 3  # TTT steps: draft tokens that are simulated
 init: str = "auto"  # how missing rows are made
 ways: list = ["naive", "remapped"]  # starts to train side by side, among keep, naive, remapped, scratch
-steps: int = 20  # training steps of each start
+steps: int = 16  # training steps of each start
 step_tokens: int = 256  # tokens of a training step
 lr: float = 1e-4  # highest learning rate
 rows: int = 12  # longest table of tokens
@@ -91,7 +91,8 @@ warm_start_figures.rows(case, carried)
 # %% tags=["figure"]
 moved = warm_start.begin(case, "remapped", carried["out"])
 remapped = warm_start.measure(case, moved, settings.draft_tokens)
-warm_start.report_starts(run, {"keep": keep, "naive": naive, "remapped": remapped})
+measured = {"keep": keep, "naive": naive, "remapped": remapped}
+warm_start.report_starts(run, measured)
 warm_start_figures.remapped(naive, remapped)
 
 # %% [markdown]
@@ -119,7 +120,7 @@ explore.BatchStepper({"parent": before, "remapped": after}).panel()
 # All ways to start, before any training. *keep* serves the parent's own vocabulary: its ceiling is what that vocabulary covers.
 
 # %% tags=["table"]
-warm_start_figures.starts({"keep": keep, "naive": naive, "remapped": remapped})
+warm_start_figures.starts(measured)
 
 # %% [markdown]
 # ## A short training
@@ -128,7 +129,7 @@ warm_start_figures.starts({"keep": keep, "naive": naive, "remapped": remapped})
 # %% tags=["figure"]
 schedule = {"max_steps": settings.steps, "epochs": settings.steps, "length": settings.step_tokens, "rows": 1, "lr": settings.lr}
 training = TrainSettings(ttt_steps=settings.draft_tokens, seed=settings.seed, **schedule)
-trained = warm_start.fine_tune(case, settings.ways, carried["out"], training, print)
+trained = warm_start.fine_tune(case, settings.ways, carried["out"], training, print, measured)
 warm_start_figures.curves({way: t.records for way, t in trained.items()}, case.parent.k)
 
 # %% [markdown] tags=["interactive"]

@@ -206,8 +206,10 @@ def test_another_k_leaves_the_naive_start_out(tmp_path: Path) -> None:
     assert stepper_figures.moved(before, warm_start.look(case, start, 1), 0, "parent", "child").body is None
     remapped, lines = warm_start.measure(case, start, STEPS), []
     assert "With its rows moved" in warm_start_figures.remapped(None, remapped).title
-    trained = warm_start.fine_tune(case, ["naive", "remapped"], carried["out"], SETTINGS, lines.append)
+    known = {"naive": None, "remapped": remapped}
+    trained = warm_start.fine_tune(case, ["naive", "remapped"], carried["out"], SETTINGS, lines.append, known)
     assert list(trained) == ["remapped"]
+    assert trained["remapped"].before is remapped  # not measured twice
     assert lines[0].startswith("naive: left out")
     run = RunFolder()
     warm_start.report_starts(run, {"naive": None, "remapped": remapped})

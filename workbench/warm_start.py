@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,13 +227,18 @@ def look(case: Case, begun: Begun, steps: int) -> Stepped:
 
 
 def fine_tune(
-    case: Case, ways: Iterable[str], carried: str, settings: TrainSettings, progress: Callable[[str], None]
+    case: Case,
+    ways: Iterable[str],
+    carried: str,
+    settings: TrainSettings,
+    progress: Callable[[str], None],
+    known: Mapping[str, Measured | None] = MappingProxyType({}),
 ) -> dict[str, Trained]:
-    """Train starts beside each other on the same batches, and measure each on the held-out answers before and after."""
+    """Train starts beside each other on the same batches, and measure each on the held-out answers before (unless known) and after."""
     trained = {}
     for way in ways:
         begun = begin(case, way, carried, settings.seed)
-        before = measure(case, begun, settings.ttt_steps)
+        before = known[way] if way in known else measure(case, begun, settings.ttt_steps)
         if begun is None:
             progress(f"{way}: left out, because no trainer could put the child's {case.child.k} labels to {case.parent.k} rows")
             continue
