@@ -12,7 +12,7 @@ import pytest
 
 from workbench import engines
 from workbench.acceptance import contract
-from workbench.engines import Counts, ask, command, serving, sglang_counts, vllm_counts
+from workbench.engines import Counts, _covered, ask, command, serving, sglang_counts, vllm_counts
 from workbench.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [1, 2, 3, 4]]
@@ -150,6 +150,35 @@ def test_several_at_a_time_are_counted_together(server, engine, fake, each) -> N
     run = ask(engine, server(fake()), PROMPTS, 64, concurrency=3)
     assert (sum(run.passes), sum(run.accepted), run.prefix) == (6, 9, [4, 3, 2])
     assert (contract(run, None, 3)["ci95"] is not None) == each
+
+
+def test_tokens_come_over_the_time_in_which_any_comes() -> None:
+    """Requests that overlap share their time, pauses between them do not count, and one within another adds nothing."""
+    assert _covered([(0.0, 4.0), (1.0, 2.0), (3.0, 6.0), (10.0, 11.0)]) == 7.0
+
+
+def test_several_levels_with_and_without_the_drafter(server, workbench, tmp_path) -> None:
+    """Two addresses: every level is measured at both; the first is the result, all are listed and told."""
+
+    class Plain(FakeSglang):
+        def post(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+            whole = [token for piece in answer_of(body["input_ids"]) for token in piece]
+            for ids in (whole[:1], whole):
+                yield json.dumps({"output_ids": ids, "meta_info": {"completion_tokens": len(ids)}})
+                time.sleep(0.02)
+
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    asked = ("accept", "--engine", "sglang", "--url", server(FakeSglang()), "--baseline-url", server(Plain()), "--concurrency", "1,3")
+    asked = (*asked, "--drafter", "d", "--verifier", "v", "--prompts", prompts)
+    ran = workbench(*asked, "--json")
+    assert ran.code == 0
+    assert [level["concurrency"] for level in ran.json["levels"]] == [1, 3]
+    assert all(level["accept_length"] == pytest.approx(1 + 9 / 6) for level in ran.json["levels"])
+    assert all(level["tokens_per_s"] > level["baseline_tokens_per_s"] > 0 for level in ran.json["levels"])
+    assert ran.json["lossless"]
+    assert "3 at a time" in workbench(*asked).out
+    assert workbench(*asked[:-6], "--concurrency", "1,x", *asked[-6:]).code == 2
 
 
 def test_somebody_else_on_the_server_is_noticed(server) -> None:

@@ -77,3 +77,16 @@ def contract(run: Run, baseline: Run | None, draft_tokens: int, greedy: bool = T
         "baseline_tokens_per_s": baseline.tokens_per_s if baseline else None,
         "lossless": run.answers == baseline.answers if baseline and greedy else None,
     }
+
+
+def by_level(levels: Sequence[int], runs: Sequence[tuple[Run, Run | None]]) -> list[dict[str, Any]]:
+    """`levels` in the JSON of `workbench accept`: what each number of requests at a time came to, with and without the drafter."""
+    return [
+        {
+            "concurrency": level,
+            "accept_length": measure(run.accepted, run.passes).pooled,
+            "tokens_per_s": run.tokens_per_s,
+            "baseline_tokens_per_s": baseline.tokens_per_s if baseline else None,
+        }
+        for level, (run, baseline) in zip(levels, runs, strict=True)
+    ]

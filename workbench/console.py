@@ -107,4 +107,8 @@ def acceptance_text(r: dict[str, Any]) -> str:
         lines.append(f"round cost     {cost:.2f} plain steps: the accept length to break even")
     if r["lossless"] is not None:
         lines.append(f"answers        {'equal' if r['lossless'] else 'DIFFER FROM'} the verifier's own, token for token")
+    for level in r.get("levels", []):
+        speed, plain = level["tokens_per_s"], level["baseline_tokens_per_s"]
+        without = f", {plain:.1f} without the drafter: {speed / plain:.2f} x" if speed and plain else ""
+        lines.append(f"{level['concurrency']:>3} at a time  {speed or 0:.1f} tokens/s{without}; accept length {level['accept_length']:.3f}")
     return "\n".join(lines)

@@ -31,6 +31,7 @@ from workbench.logformats import prometheus, request
 ENGINES = ("vllm", "sglang")
 TIMEOUT = 600.0  # seconds for a start, or for one answer
 VLLM_COUNTERS = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens", "request_success", "spec_decode_num_accepted_tokens_per_pos")
+ROOM = 64  # tokens beyond the longest answer: close to its limit vLLM drafts less, for a whole batch
 ROOT = Path(__file__).parents[1]
 
 
@@ -50,11 +51,12 @@ class Counts(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Ids of an answer; tokens behind its first piece and the seconds they took; the engine's last message."""
+    """Ids of an answer; tokens behind its first piece, which came from `began` to `ended` (seconds); the engine's last message."""
 
     ids: list[int]
     later: int
-    seconds: float
+    began: float
+    ended: float
     last: dict[str, Any]
 
 
@@ -92,15 +94,24 @@ def ask(
                 counts.append(after.since(before))
                 before = after
             progress(f"{len(answers)} of {len(prompts)} prompts answered")
-    later, seconds = sum(a.later for a in answers), sum(a.seconds for a in answers)
+    later, seconds = sum(a.later for a in answers), _covered([(a.began, a.ended) for a in answers])
     depth = max(len(c.prefix) for c in counts)
     return Run(
         [a.ids for a in answers],
         [c.accepted for c in counts],
         [c.passes for c in counts],
         [sum(c.prefix[k] for c in counts if k < len(c.prefix)) for k in range(depth)],
-        later / seconds * concurrency if later else None,
+        later / seconds if later else None,
     )
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds in which at least one request had its first token and not yet its last."""
+    total, until = 0.0, float("-inf")
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
 
 
 def vllm_counts(url: str) -> Counts:
@@ -164,7 +175,7 @@ def _stream(url: str, body: dict[str, Any]) -> Answer:
         ended = time.perf_counter()
     if not ids:
         raise InputError(f"{url} answered without token ids: expected a vLLM or SGLang server of the versions in the README")
-    return Answer(ids, len(ids) - first, ended - began, last)
+    return Answer(ids, len(ids) - first, began, ended, last)
 
 
 def _open(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -196,23 +207,26 @@ def measure(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     draft_tokens: int,
-    concurrency: int = 1,
+    levels: Sequence[int] = (1,),
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Run, Run | None]:
-    """The prompts with and without the drafter, at the servers given, else at servers started for it one after the other.
+) -> list[tuple[Run, Run | None]]:
+    """The prompts with and without the drafter at each level of concurrency, at the servers given, else at servers started for it.
 
     With a `url` but no `baseline_url` nothing is measured without the drafter.
     """
-    asked = (prompts, max_new_tokens, concurrency, progress)
+
+    def at(place: str) -> list[Run]:
+        return [ask(engine, place, prompts, max_new_tokens, level, progress) for level in levels]
+
     if url:
-        return ask(engine, url, *asked), ask(engine, baseline_url, *asked) if baseline_url else None
-    longest = max(map(len, prompts)) + max_new_tokens + draft_tokens + 1
+        return list(zip(at(url), at(baseline_url) if baseline_url else [None] * len(levels), strict=True))
+    longest = max(map(len, prompts)) + max_new_tokens + draft_tokens + ROOM
     progress(f"starting {engine} with the drafter")
     with serving(engine, longest, verifier, drafter, draft_tokens) as started:
-        run = ask(engine, started, *asked)
+        runs = at(started)
     progress(f"starting {engine} without the drafter")
     with serving(engine, longest, verifier) as started:
-        return run, ask(engine, started, *asked)
+        return list(zip(runs, at(started), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------ starting

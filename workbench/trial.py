@@ -83,15 +83,15 @@ def try_out(
         counts.sum(0) / passes.sum(),
         bootstrap_ratio(counts, passes),
         all(done.ids == first.ids for some in by_drafts for done, first in zip(some, plain, strict=True)),
-        *_simulate(pair, ids, [done.ids for done in plain], draft_tokens),
+        *simulate(pair, ids, [done.ids for done in plain], draft_tokens),
     )
 
 
 @torch.no_grad()
-def _simulate(
+def simulate(
     pair: Pair, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], steps: int
 ) -> tuple[list[float], list[float], dict[str, float]]:
-    """Cross-entropy and its null at each TTT step, and `losses.ratios`, on answers in rows of their own."""
+    """Cross-entropy and its null at each TTT step, and `losses.ratios`, on answers (ids) as the verifier gave them to these prompts."""
     samples, last = [], len(find_parts(pair.verifier).layers)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([*prompt, *answer], device=pair.ids.device)

@@ -139,14 +139,14 @@ def accept(
     ] = "builtin",
     url: Annotated[str, typer.Option(help="A vLLM or SGLang server that runs with this drafter.")] = "",
     baseline_url: Annotated[str, typer.Option(help="One that runs without, for the throughput without speculation.")] = "",
-    concurrency: Annotated[int, typer.Option(help="Requests at a time at a server.", min=1)] = 1,
+    concurrency: Annotated[str, typer.Option(help="Requests at a time at a server; several such as 1,4,8 are measured in turn.")] = "1",
     as_json: Json = False,
 ) -> None:
     """Measure accept length and throughput: real speculative decoding, here or in an engine, against plain decoding.
 
     Example: `workbench accept --drafter my-drafter --verifier my-verifier --prompts data/lab/prompts.jsonl --split heldout --limit 32`
     """
-    from workbench.acceptance import contract, decode
+    from workbench.acceptance import by_level, contract, decode
     from workbench.corpus import of_split, prompt_ids, read_prompts
     from workbench.decode import load_pair
     from workbench.draft_trees import parse_shape
@@ -157,7 +157,13 @@ def accept(
     shape = parse_shape(draft_tokens, tree)
     if engine not in ("builtin", *ENGINES):
         raise InputError(f"--engine {engine!r} is not known: expected builtin, {' or '.join(ENGINES)}")
-    if engine == "builtin" and (url or baseline_url or concurrency > 1):
+    try:
+        levels = [int(word) for word in concurrency.split(",")]
+    except ValueError:
+        levels = [0]
+    if min(levels) < 1:
+        raise InputError(f"--concurrency {concurrency!r} is none: expected requests at a time such as 4, or several such as 1,4,8")
+    if engine == "builtin" and (url or baseline_url or levels != [1]):
         raise InputError("--url, --baseline-url and --concurrency are about servers: say which with --engine vllm or --engine sglang")
     if engine != "builtin" and (tree or temperature):
         raise InputError("--tree and --temperature are for builtin decoding: servers are measured greedily, on chains")
@@ -170,7 +176,10 @@ def accept(
         draft_tokens = shape.size
     else:
         places = (drafter, verifier, url, baseline_url)
-        run, baseline = measure(engine, *places, ids, max_new_tokens, draft_tokens, concurrency, progress)
+        runs = measure(engine, *places, ids, max_new_tokens, draft_tokens, levels, progress)
+        run, baseline = runs[0]
         draft_tokens = len(run.prefix) or draft_tokens
     result = contract(run, baseline, draft_tokens, greedy=not temperature)
+    if len(levels) > 1:
+        result["levels"] = by_level(levels, runs)
     show(result, as_json, acceptance_text(result))
