@@ -117,8 +117,7 @@ def positions(e: Evidence) -> Exhibit:
     lines: list[tuple[str, np.ndarray, str, Any]] = []
     lines += [(f"training: {p.name}", _prefix(p), "dash", None) for p in _named(e.promises)]
     if e.trial:
-        found = [e.trial.simulated[f"prefix_{k}"] for k in range(len(e.trial.prefix))]
-        lines.append(("simulated on the same answers", np.array(found), "dot", None))
+        lines.append(("simulated on the same answers", e.trial.simulated, "dot", None))
     for run in e.runs:
         own = e.trial is not None and run is e.runs[-1]
         error = {"array": e.trial.prefix_ci[1] - e.trial.prefix, "arrayminus": e.trial.prefix - e.trial.prefix_ci[0]} if own else None
@@ -151,7 +150,7 @@ def calibration(e: Evidence) -> Exhibit:
     """Accept length as predicted by training against as measured."""
     promises = list(e.promises)
     if e.trial:
-        promises.append(Promise("simulated", [e.trial.simulated[f"prefix_{k}"] for k in range(len(e.trial.prefix))], e.runs[-1]))
+        promises.append(Promise("simulated", e.trial.simulated.tolist(), e.runs[-1]))
     if not promises:
         return missing(
             "Predicted against measured", "give what belongs together: a run with its accuracy, or a training log and what served it."

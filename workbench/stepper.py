@@ -154,12 +154,14 @@ def unroll_with_teacher(batch: Batch, drafter: Drafter, teacher: Teacher, steps:
 
 class Judged(NamedTuple):
     """An unroll against the verifier. states [M, Ht]: teacher rows after the final norm; at: supervised pairs of each TTT step, bool [P];
-    cross: cross-entropy within the draft vocabulary at each step, nats a label; found: `losses.ratios`."""
+    cross: cross-entropy within the draft vocabulary at each step, nats a label; hit [P]: the drafter's top token is the verifier's of all
+    V; found: `losses.ratios`."""
 
     unrolled: Unrolled
     states: Tensor
     at: list[Tensor]
     cross: list[float]
+    hit: Tensor
     found: dict[str, float]
 
 
@@ -171,7 +173,7 @@ def judge(batch: Batch, drafter: Drafter, teacher: Teacher, ids: Tensor, steps: 
     _, scores = score(unrolled, head, states, Vocabulary(teacher.head.weight, ids), ones)
     _, cross = score(unrolled, head, states, teacher.rows(ids), ones, "soft_ce")
     at = [(unrolled.step == k) & unrolled.supervised for k in range(steps)]
-    return Judged(unrolled, states, at, [float(cross.loss[here].mean()) for here in at], ratios(metrics(unrolled, scores)))
+    return Judged(unrolled, states, at, [float(cross.loss[here].mean()) for here in at], scores.hit, ratios(metrics(unrolled, scores)))
 
 
 def _ids(vocab_map: VocabMap, like: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Notable:
 * Each prompt is decoded with every number of draft tokens in turn, so that all of them see the same machine. Prefill is left out.
 * The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step. Tokens/s are accept length
   over the time of a pass, what a long answer gets: in a short one the drafts that the last pass accepts behind its end weigh too much.
-* Simulated and measured acceptance are of the same text, the verifier's own greedy answers.
+* Simulated and measured acceptance are of the same text, the verifier's own greedy answers. Training's prefix_k count every token alike;
+  a verify pass starts only where the one before ended, more often where drafting is hard: the simulation walks the text as passes do.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,8 @@ class Trial:
     """What N prompts came to.
 
     seconds [S+1]: of a round with 0..S draft tokens. measured, prefix [S], prefix_ci [2, S]: with S draft tokens. lossless: all answers
-    equal plain decoding's. cross, null: cross-entropy at each TTT step and what unrelated labels would cost, nats. simulated: ratios of
-    losses.py.
+    equal plain decoding's. cross, null: cross-entropy at each TTT step and what unrelated labels would cost, nats. simulated [S]: share of
+    simulated passes that accept draft tokens 1..k.
     """
 
     drafter: str
@@ -45,7 +46,7 @@ class Trial:
     lossless: bool
     cross: list[float]
     null: list[float]
-    simulated: dict[str, float]
+    simulated: np.ndarray
 
     @property
     def costs(self) -> np.ndarray:
@@ -74,6 +75,7 @@ def try_out(
     counts = np.array([prefix_counts(done.histogram) for done in most])  # [N, S]
     took = [sum(len(done.passes) or len(done.ids) - 1 for done in some) for some in by_drafts]
     seconds = np.array([sum(done.decode_s for done in some) / n for some, n in zip(by_drafts, took, strict=True)])
+    cross, null, walked = simulate(pair, ids, [done.ids for done in plain], draft_tokens)
     return Trial(
         Path(drafter).name,
         str(pair.ids.device),
@@ -83,15 +85,20 @@ def try_out(
         counts.sum(0) / passes.sum(),
         bootstrap_ratio(counts, passes),
         all(done.ids == first.ids for some in by_drafts for done, first in zip(some, plain, strict=True)),
-        *simulate(pair, ids, [done.ids for done in plain], draft_tokens),
+        cross,
+        null,
+        np.array([(np.concatenate(walked) > k).mean() for k in range(draft_tokens)]),
     )
 
 
 @torch.no_grad()
 def simulate(
     pair: Pair, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], steps: int
-) -> tuple[list[float], list[float], dict[str, float]]:
-    """Cross-entropy and its null at each TTT step, and `losses.ratios`, on answers (ids) as the verifier gave them to these prompts."""
+) -> tuple[list[float], list[float], list[list[int]]]:
+    """Cross-entropy and its null at each TTT step, and the drafts that each pass of each prompt accepts.
+
+    answers: ids, the verifier's own greedy ones to these prompts.
+    """
     samples, last = [], len(find_parts(pair.verifier).layers)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([*prompt, *answer], device=pair.ids.device)
@@ -102,4 +109,18 @@ def simulate(
     judged = judge(batch, pair.drafter, Teacher.of(pair.verifier), pair.ids, steps)
     rows = pair.drafter.lm_head.weight.float().cpu().numpy()
     null = [null_loss(judged.unrolled.hidden[here].float().cpu().numpy(), rows) for here in judged.at]
-    return judged.cross, null, judged.found
+    hits = judged.hit.new_zeros(len(judged.unrolled.start), steps)
+    hits[judged.unrolled.chain, judged.unrolled.step] = judged.hit
+    accepted = batch.next_ids.new_zeros(batch.next_ids.numel())
+    accepted[judged.unrolled.start] = hits.long().cumprod(1).sum(1)
+    lines = accepted.view_as(batch.next_ids).tolist()
+    return judged.cross, null, [walk(line, len(p) - 1, len(p) + len(a) - 2) for line, p, a in zip(lines, prompts, answers, strict=True)]
+
+
+def walk(accepted: Sequence[int], first: int, end: int) -> list[int]:
+    """Drafts accepted by each verify pass, of accepted[row] for passes at every row: the next pass starts behind what was accepted."""
+    passes = []
+    while first < end:
+        passes.append(accepted[first])
+        first += accepted[first] + 1
+    return passes

@@ -1,0 +1,25 @@
+"""A trial's simulation takes the passes that decoding takes."""
+
+import json
+
+from tests.tiny_replay import tiny_replay
+from workbench.decode import load_pair, speculate
+from workbench.draft_trees import StaticTree
+from workbench.trial import simulate, walk
+
+
+def test_a_walk_starts_each_pass_behind_what_was_accepted() -> None:
+    """Hand case: rows 2..9, of which 2, 5, 6 and 8 are starts."""
+    assert walk([9, 9, 2, 9, 9, 0, 1, 9, 3, 9], 2, 10) == [2, 0, 1, 3]
+    assert walk([0, 0, 0], 2, 2) == []
+
+
+def test_simulated_passes_are_the_decoded_ones(tmp_path) -> None:
+    """On the verifier's own answers, pass by pass; the last of a prompt may draft beyond the end of the text."""
+    wired = tiny_replay(tmp_path)
+    pair = load_pair(wired.drafter, wired.lab.root / "verifier")
+    prompts = [json.loads(line)["prompt_ids"] for line in (wired.lab.root / "prompts.jsonl").read_text().splitlines()]
+    done = list(speculate(pair, prompts, StaticTree.chain(3), 16))
+    *_, walked = simulate(pair, prompts, [one.ids for one in done], 3)
+    assert sum(map(sum, walked)) > 30
+    assert [passes[:-1] for passes in walked] == [[len(p.path) for p in one.passes[:-1]] for one in done]
