@@ -90,6 +90,7 @@ def test_a_figure_carries_title_and_sentence_as_text() -> None:
     assert layout.meta["sentence"] == "It is 7."
     assert "&lt;b&gt;7" in layout.title.text
     assert "<br>" in layout.title.text
+    assert layout.margin.t == figures.TOP + 20 * (2 + layout.title.text.count("<br>"))  # room for every line
     assert (layout.xaxis.title.text, layout.yaxis.title.text) == ("rows", "share (%)")
 
 

@@ -94,7 +94,7 @@ def loss_worse_than_uniform(losses: Sequence[float], draft_vocabulary: int, wher
     ]
     title = f"Loss {losses[worse[0]]:.2f} at TTT step {worse[0]} is worse than guessing uniformly, ln {draft_vocabulary:,} = {uniform:.2f}"
     if excess >= NULL_EXCESS:
-        title += ": confident and wrong, as rows unrelated to their labels are; more training is no cure"
+        title += ": null-like, sure and wrong as rows unrelated to their labels are; more training is no cure"
     evidence = {"losses": list(losses), "uniform": uniform, "steps": worse, "excess": excess, "null_like": excess >= NULL_EXCESS}
     return [Finding("loss-worse-than-uniform", "error", title, where, {**evidence, "null_loss": null_loss, "suspects": suspects}, DOCTOR)]
 

@@ -37,7 +37,7 @@ class WiringSwitch:
             return widgets.HTML(wiring_figures.tap_heat(self.i).to_html())
         taps = {f"tap_{slot}": slider for slot, slider in enumerate(self.taps)}
         box = live(self._draw, {0: lambda heat: heat.data[0].on_click(self._clicked)}, **taps, flips=self.flips)
-        reset = widgets.Button(description="as wired", layout={"width": "auto"})
+        reset = widgets.Button(description="as wired", layout={"width": "max-content"})
         reset.on_click(lambda _button: self.as_wired())
         return widgets.VBox([reset, box])
 

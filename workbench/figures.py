@@ -27,6 +27,7 @@ COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, GRID = "#6f7782", "rgba(128,128,128,0.22)"
 SVG_POINTS = 5000  # above it, a scatter is drawn by WebGL: one SVG node a point would be slow
+TOP = 24  # pixels above a plot, for its legend
 TALL = 16  # rows; a longer table scrolls in a box of its own
 CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d"]}
 
@@ -45,8 +46,17 @@ TEMPLATE = go.layout.Template(
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "colorway": COLOURS,
-        "title": {"x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 16}, "automargin": True, "yref": "container", "y": 0.98},
-        "margin": {"l": 56, "r": 16, "t": 24, "b": 40},
+        "title": {
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "font": {"size": 16},
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 20},
+        },
+        "margin": {"l": 56, "r": 16, "t": TOP, "b": 40},
         "xaxis": AXIS,
         "yaxis": AXIS,
         "legend": {
@@ -128,11 +138,13 @@ class Exhibit:
 def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str = "", height: int = 420, **layout: Any) -> Exhibit:
     """A figure in the workbench's look. x, y: axis titles with their units; layout: anything more that plotly's layout knows."""
     figure = go.Figure(list(traces))
-    wrapped = "<br>".join(plot_text(line) for line in textwrap.wrap(title, 88))
-    figure.update_layout(template=TEMPLATE, title_text=wrapped, height=height, meta={"title": title, "sentence": sentence})
+    lines = [plot_text(line) for line in textwrap.wrap(title, 88)]
+    figure.update_layout(template=TEMPLATE, title_text="<br>".join(lines), height=height, meta={"title": title, "sentence": sentence})
     figure.update_xaxes(title_text=x)
     figure.update_yaxes(title_text=y)
     figure.update_layout(**layout)
+    # plotly's own automargin makes room for all lines of a title and then draws them above it
+    figure.update_layout(margin_t=TOP + 20 * (1 + len(lines)))
     return Exhibit(title, sentence, figure)
 
 
@@ -249,7 +261,7 @@ def figure_html(figure: dict[str, Any], name: str) -> str:
     """A plotly figure (as JSON) as a piece of a page that loads plotly.js once: the title as real text, which wraps, above the drawing."""
     layout = {**figure["layout"], "font": {"color": "#33393f"}}
     meta = layout.get("meta", {})
-    layout["title"] = {"text": ""}
+    layout |= {"title": {"text": ""}, "margin": {**layout.get("margin", {}), "t": TOP}}
     drawing = plotly.io.to_html(
         {"data": figure["data"], "layout": layout}, config=CONFIG, include_plotlyjs=False, full_html=False, div_id=name, validate=False
     )

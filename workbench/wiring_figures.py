@@ -152,7 +152,7 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     heat = trace(
         "heatmap", x=list(i.boundaries), y=line, z=i.cells.astype(np.float32), zmin=-CLIP, zmax=CLIP, colorscale=SCALE, xgap=1, ygap=2,
         colorbar={"title": {"text": "nats"}, "thickness": 12}, hovertemplate="tap %{y} from h_%{x}: %{z:+.3f} nats<extra></extra>",
-        text=text, texttemplate="%{text}", textfont={"size": 9, "color": "#33393f"},
+        text=text, texttemplate="%{text}", textfont={"size": 9},
     )  # fmt: skip
     now = ("as wired" if taps is None else "now", list(taps or wired), "square-open", 20)
     ink = {"color": figures.INK, "line": {"width": 2}}
