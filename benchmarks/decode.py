@@ -81,8 +81,9 @@ def main() -> None:
         told = f"{length} | {cost:.2f}" if drafts else " | "
         same = sum(run[0] == plain[0] for run, plain in zip(some, runs["plain"], strict=True))
         print(f"| {name} | {speed:.1f} | {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {told} | {same} of {len(some)} |")
-    *_, simulated = simulate(pair, prompts, [run[0] for run in runs["plain"]], 4)
-    prefix = [simulated[f"prefix_{k}"] for k in range(4)]
+    *_, walked = simulate(pair, prompts, [run[0] for run in runs["plain"]], 4)
+    passes = [accepted for prompt in walked for accepted in prompt]
+    prefix = [sum(accepted > k for accepted in passes) / len(passes) for k in range(4)]
     costs = [seconds[name] / seconds["plain"] for name in OURS]
     print(f"\nsimulated accept length with 3 draft tokens {1 + sum(prefix[:3]):.3f}; best number of draft tokens by these costs: ", end="")
     print(best_draft_tokens(prefix, costs))
