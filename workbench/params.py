@@ -97,7 +97,7 @@ class LossVsAccept:
     verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path=True)
     prompts: str = parameter("", "prompts to decode (JSONL); empty: the lab's", path=True)
     prompt_count: int = parameter(4, "so many prompts, held-out ones where the file has splits", minimum=1, maximum=10000)
-    new_tokens: int = parameter(24, "tokens to write for each", minimum=2, maximum=4096)
+    new_tokens: int = parameter(20, "tokens to write for each", minimum=2, maximum=4096)
     draft_tokens: int = parameter(3, "draft tokens a pass (no root): to decode with now, or of runs that do not say", minimum=1, maximum=16)
     draft_vocabulary: int = parameter(0, "draft vocabulary K; 0: as the run folder or the drafter says", minimum=0)
     coverage: float = parameter(0.0, "share of the verifier's tokens in the draft vocabulary; 0: as the log says", minimum=0.0, maximum=1.0)
