@@ -135,6 +135,12 @@ def test_what_an_engine_cannot_load_is_said(tmp_path, verifier) -> None:
     assert forecast(extra, verifier)["engines"]["vllm-v2"]["boundaries"] is None
 
 
+@pytest.mark.parametrize("odd", [{"a": 1}, 7, [], "LlamaForCausalLMEagle3"])
+def test_architectures_that_are_no_list_name_no_class(tmp_path, verifier, odd) -> None:
+    """Whatever stands there, the forecast is a sentence: SGLang finds no class."""
+    assert predicted(tmp_path, verifier, architectures=odd)["sglang"]["boundaries"] is None
+
+
 def test_where_engines_differ_comes_first(workbench, tmp_path, verifier) -> None:
     """The text opens with the differences; an alike reading says so; JSON has the contract's fields and launch lines that count drafts."""
     folder = write_drafter(tmp_path / "d", Drafter(n=12), config=READABLE | {IDS: [3, 5, 8]})

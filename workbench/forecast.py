@@ -75,7 +75,8 @@ def _unreadable(engine: str, d: DrafterCheckpoint, norms: Mapping[str, bool]) ->
     """Why an engine stops at the checkpoint; None when it loads it."""
     if engine == "sglang" and speculators_config(d):
         return "SGLang has no reader for a speculators config; write one with `workbench convert --to sglang`"
-    named = (d.config.get("architectures") or [None])[0]
+    listed = d.config.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else None
     if engine == "sglang" and named not in SGLANG_CLASSES:
         return f"`architectures` names {named}, where SGLang wants {SGLANG_CLASSES[0]}; `workbench convert --to sglang` writes it"
     canonical = {disk: name for name, disk in d.names.items()}
