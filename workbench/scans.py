@@ -202,9 +202,7 @@ class Bench:
     def off_record(self, wiring: Wiring, most: int | None = None) -> float:
         """RMS difference to the drafter's logits that the replay holds, over their tokens and all TTT steps."""
         self.run(wiring, most)
-        chains, row_of = self.scene(most).chains, torch.full((self.replay.v,), -1)
-        ids = self.maps[wiring.map][0]
-        row_of[ids[ids >= 0]] = (ids >= 0).nonzero()[:, 0]
+        chains, row_of = self.scene(most).chains, _row_of(self.maps[wiring.map][0], self.replay.v)
         hidden = self._hidden[wiring.body, most, STEPS].unflatten(0, (-1, STEPS))  # [R, S, H]
         gaps = []
         for step, (tokens, logits) in self.replay.drafted.items():
@@ -265,15 +263,20 @@ class Bench:
         return _Scene(n - starts[number], number, counted.nonzero()[:, 0])
 
 
+def _row_of(ids: Tensor, size: int) -> Tensor:
+    """Row of each token [size] under a map [K], -1 where it has none."""
+    row_of = torch.full((size,), -1)
+    row_of[ids[ids >= 0]] = (ids >= 0).nonzero()[:, 0]
+    return row_of
+
+
 @torch.inference_mode()
 def _score(hidden: Tensor, head: Tensor, ids: Tensor, top: Top, v: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """loss, cost, hit, alpha, pred, all [n], of head inputs [n, H] with rows that stand for `ids` [K]."""
     logits = hidden @ head.T  # [n, K]
     lse = torch.logsumexp(logits, -1, keepdim=True)
     pred = logits.argmax(-1)
-    row_of = torch.full((max(v, int(ids.max()) + 1, int(top.ids.max()) + 1),), -1)
-    row_of[ids[ids >= 0]] = (ids >= 0).nonzero()[:, 0]
-    rows = row_of[top.ids]  # [n, M]
+    rows = _row_of(ids, max(v, int(ids.max()) + 1, int(top.ids.max()) + 1))[top.ids]  # [n, M]
     known = rows >= 0
     log_q = (logits.gather(1, rows.clamp_min(0)) - lse).masked_fill(~known, -math.log(v))
     log_p = top.logits - top.lse[:, None]  # over V

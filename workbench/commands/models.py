@@ -157,10 +157,7 @@ def accept(
     shape = parse_shape(draft_tokens, tree)
     if engine not in ("builtin", *ENGINES):
         raise InputError(f"--engine {engine!r} is not known: expected builtin, {' or '.join(ENGINES)}")
-    try:
-        levels = [int(word) for word in concurrency.split(",")]
-    except ValueError:
-        levels = [0]
+    levels = numbers(concurrency, "--concurrency") or [0]
     if min(levels) < 1:
         raise InputError(f"--concurrency {concurrency!r} is none: expected requests at a time such as 4, or several such as 1,4,8")
     if engine == "builtin" and (url or baseline_url or levels != [1]):
