@@ -72,7 +72,7 @@ loss_accept_figures.losses(known)
 
 # %% [markdown]
 # ## Acceptance by position
-# What training says of each draft token, what the same answers give when unrolled as in training, and what verify passes really accept.
+# What training says of each draft token, what walking the same answers as verify passes do gives, and what verify passes really accept.
 
 # %% tags=["figure"]
 loss_accept_figures.positions(known)

@@ -1,0 +1,96 @@
+"""How long a control of notebook 1 takes to redraw its figures in a real JupyterLab, at K = 32,000 of V = 163,840.
+
+    PYTHONPATH=. python benchmarks/redraw.py
+
+Needs Chromium (`make test` sets it up). From the key or the mouse to the changed figure in the page, five times each; the size is that of
+the notebook as JupyterLab saves it after all cells have run.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import overlap_cases
+from tests.browser.chromium import chromium
+from tests.browser.jupyter import Figure, Notebook, server
+
+REPEATS = 5
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        root = Path(folder)
+        given = overlap_cases.write_founding_case(root / "case")
+        (root / "jupyter").mkdir()
+        with server(root / "jupyter", {"01_vocab_overlap": given}, {}) as address:
+            notebook = Notebook(browser, address, "01_vocab_overlap")
+            started = time.perf_counter()
+            notebook.run_all()
+            took = time.perf_counter() - started
+            assert notebook.failures() == []
+            print("| control | median s | slowest s |\n|---|---|---|")
+            for name, act in controls(notebook, given).items():
+                times = [act(n) for n in range(REPEATS)]
+                print(f"| {name} | {statistics.median(times):.2f} | {max(times):.2f} |", flush=True)
+            notebook.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+            size = (root / "jupyter" / "files" / "01_vocab_overlap.ipynb").stat().st_size
+            print(f"\nall cells: {took:.0f} s; saved notebook: {size / 1e6:.2f} MB")
+
+
+def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[int], float]]:
+    """What a person does, the n-th time; seconds until the figure that it changes has changed."""
+    cell = notebook.cell("live.positions(")
+    headline, picture = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
+    share = "plot.layout.title.text"
+
+    def timed(act: Callable[[], object], figure: Figure, what: str) -> float:
+        before = figure.plot.evaluate(f"plot => {what}")
+        started = time.perf_counter()
+        act()
+        figure.changes(what, before)
+        return time.perf_counter() - started
+
+    def pick(n: int) -> float:
+        """Another slice of the text."""
+        return timed(lambda: cell.get_by_label("slice").select_option(index=n % 2 + 1), Figure(notebook, cell, 2), share)
+
+    def box(n: int) -> float:
+        """A box around points, each time a wider one."""
+        picture.plot.scroll_into_view_if_needed()
+        drag = picture.plot.locator(".nsewdrag").first.bounding_box()
+        notebook.page.mouse.move(drag["x"] + 5, drag["y"] + 5)
+        notebook.page.mouse.down()
+        notebook.page.mouse.move(drag["x"] + drag["width"] * (n + 2) / 8, drag["y"] + drag["height"] - 5, steps=5)
+        return timed(notebook.page.mouse.up, Figure(notebook, cell, 2), share)
+
+    def maps(n: int) -> float:
+        """Another parent: the child's own map, and back."""
+        field = cell.get_by_label("parent")
+        field.fill([given["child"], given["parent"]][n % 2])
+        return timed(lambda: field.press("Enter"), headline, "plot.data[0].x")
+
+    curve = notebook.cell("live.coverage(")
+    tokens = notebook.cell("live.tokens(")
+
+    def k(_n: int) -> float:
+        """K one step up."""
+        handle = curve.locator(".noUi-handle")
+        handle.focus()
+        return timed(lambda: handle.press("ArrowRight"), Figure(notebook, curve), "plot.layout.shapes[0].x0")
+
+    def search(n: int) -> float:
+        """A token by its id."""
+        field, number = tokens.get_by_label("search"), str(1000 + n)
+        field.fill(number)
+        started = time.perf_counter()
+        field.press("Enter")
+        tokens.get_by_text(f"Tokens that match {number}").wait_for()
+        return time.perf_counter() - started
+
+    return {"box around points": box, "slice": pick, "K": k, "search": search, "another map (read from disk)": maps}
+
+
+if __name__ == "__main__":
+    main()
