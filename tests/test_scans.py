@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_replay import Wired, tiny_replay
 from tests.wiring_faults import FAULTS, seed_drafter, undone
+from workbench import readings
 from workbench.checkpoint import open_drafter
 from workbench.drafter import DrafterConfig
 from workbench.drafter_files import start
 from workbench.losses import Vocabulary, metrics, ratios, score
 from workbench.packing import pack
-from workbench.readings import scan
+from workbench.readings import Ranked, Reading, combine, scan
 from workbench.replay import Top, read_replay, write_replay
 from workbench.replay_check import check, check_text
 from workbench.scans import LEAST, STEPS, Bench, Outcome, difference, layouts, tap_scan, with_drafter
@@ -166,6 +167,31 @@ def test_two_faults_are_both_found(workbench, wired, tmp_path) -> None:
     shown = workbench("replay", "check", "--replay", wired.replay, "--drafter", folder)
     assert "taps-order" in shown.out
     assert "halves of the attention input exchanged" in shown.out
+
+
+def test_a_change_that_stood_in_for_another_makes_way(bench, monkeypatch) -> None:
+    """Hand case: a late label is the best single change, but halves and token are the pair that was wrong; each gain is its own step's."""
+    nats = {(0, 0, False): 6.0, (1, 0, False): 5.5, (0, -1, False): 4.0, (0, 0, True): 5.0, (0, -1, True): 3.0, (1, 0, True): 0.0}
+    changes = [Reading(f"{name} {value}", "", {name: value}) for name in ("token_shift", "label_shift") for value in (-1, 0, 1)]
+    changes += [Reading(f"swapped {value}", "", {"swapped": value}) for value in (False, True)]
+
+    class Table:
+        base = bench.base
+
+        def run(self, wiring) -> Outcome:
+            loss = torch.full((60, STEPS), nats.get((wiring.token_shift, wiring.label_shift, wiring.swapped), 7.0))
+            return Outcome(loss, loss, loss > 8, loss, loss.long(), torch.arange(12).repeat_interleave(5))
+
+    def ranked(table, base, *_) -> list[Ranked]:
+        every = [Ranked(c, difference(table.run(c.applied(base)), table.run(base))) for c in changes if c.applied(base) != base]
+        return sorted(every, key=lambda r: r.difference.loss)
+
+    monkeypatch.setattr(readings, "scan", ranked)
+    table = Table()
+    first = ranked(table, table.base)
+    assert first[0].reading.name == "label_shift -1"
+    found = combine(table, first)
+    assert [(r.reading.name, r.difference.loss) for r in found] == [("swapped True", -1.0), ("token_shift 1", -5.0)]
 
 
 @pytest.mark.parametrize(

@@ -201,19 +201,39 @@ def scan(
 
 
 def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _: None) -> list[Ranked]:
-    """The changes that are needed, the best first and each on top of those before; at most MOST. Those not needed are taken back."""
-    kept, wiring, ranked = list[Ranked](), bench.base, first
+    """The changes that are needed, the best first and each on top of those before; at most MOST.
+
+    What is best alone may only have stood in for a change that shows once the others are made: so each change but the last is put to the
+    test again on top of the others. One that is not needed is taken back, one that another reading beats beyond doubt makes way for it.
+    """
+    kept, wiring, ranked = list[Reading](), bench.base, first
     while ranked and ranked[0].difference.verdict == "better":
-        kept.append(ranked[0])
+        kept.append(ranked[0].reading)
         wiring = ranked[0].reading.applied(wiring)
         progress(f"kept: {ranked[0].reading.name}")
         ranked = scan(bench, wiring, progress, CONFIRM) if len(kept) < MOST else []
-    whole = bench.run(wiring)
     for one in kept[:-1]:
-        without = bench.base
-        for other in kept:
-            without = other.reading.applied(without) if other is not one else without
+        others = [other for other in kept if other is not one]
+        without, whole = _applied(bench.base, others), bench.run(wiring)
         if difference(bench.run(without), whole, _by_cost(without, wiring)).verdict != "worse":
-            kept = [other for other in kept if other is not one]
-            wiring, whole = without, bench.run(without)
-    return kept
+            kept, wiring = others, without
+            continue
+        rival = scan(bench, without, progress, CONFIRM)[0].reading
+        instead = rival.applied(without)
+        if difference(bench.run(instead), whole, _by_cost(instead, wiring)).verdict == "better":
+            progress(f"kept: {rival.name}, and not {one.name}")
+            kept, wiring = [*others, rival], instead
+    return [_on_top(bench, kept[:n], reading) for n, reading in enumerate(kept)]
+
+
+def _applied(base: Wiring, changes: Iterable[Reading]) -> Wiring:
+    for reading in changes:
+        base = reading.applied(base)
+    return base
+
+
+def _on_top(bench: Bench, before: Sequence[Reading], reading: Reading) -> Ranked:
+    """What a change gains once those before it are made."""
+    old = _applied(bench.base, before)
+    new = reading.applied(old)
+    return Ranked(reading, difference(bench.run(new), bench.run(old), _by_cost(new, old)))
