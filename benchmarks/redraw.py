@@ -56,13 +56,18 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         """Another slice of the text."""
         return timed(lambda: cell.get_by_label("slice").select_option(index=n % 2 + 1), Figure(notebook, cell, 2), share)
 
-    def box(n: int) -> float:
-        """A box around points, each time a wider one."""
+    def draw(n: int) -> None:
+        """A box around the n-th strip of points, but for letting the button go; a drag within an older box would move that one."""
         picture.plot.scroll_into_view_if_needed()
         drag = picture.plot.locator(".nsewdrag").first.bounding_box()
-        notebook.page.mouse.move(drag["x"] + 5, drag["y"] + 5)
+        left, width = drag["x"] + 5, drag["width"] / (REPEATS + 2)
+        notebook.page.mouse.move(left + width * n, drag["y"] + 5)
         notebook.page.mouse.down()
-        notebook.page.mouse.move(drag["x"] + drag["width"] * (n + 2) / 8, drag["y"] + drag["height"] - 5, steps=5)
+        notebook.page.mouse.move(left + width * (n + 0.8), drag["y"] + drag["height"] - 5, steps=5)
+
+    def box(n: int) -> float:
+        """A box around other points."""
+        draw(n + 1)
         return timed(notebook.page.mouse.up, Figure(notebook, cell, 2), share)
 
     def maps(n: int) -> float:
@@ -73,6 +78,8 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
 
     curve = notebook.cell("live.coverage(")
     tokens = notebook.cell("live.tokens(")
+    draw(0)
+    notebook.page.mouse.up()
 
     def k(_n: int) -> float:
         """K one step up."""

@@ -56,7 +56,7 @@ def free_parent(work: Path) -> Path:
             pass
         drafter = new_drafter(verifier, teacher, vocab_map, len(taps), 0)
         torch.manual_seed(0)
-        torch.nn.init.normal_(drafter.lm_head.weight, std=float(drafter.lm_head.weight.std()))
+        torch.nn.init.normal_(drafter.lm_head.weight, std=float(drafter.lm_head.weight.detach().std()))
         settings = TrainSettings(rows=1, length=FREE["length"], lr=2e-3, max_steps=FREE["steps"], epochs=100)
         for record in train(drafter, vocab_map, teacher, read_states(Path(states) / "states"), settings):
             if record.step % 50 == 0:

@@ -203,8 +203,8 @@ def scan(
 def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _: None) -> list[Ranked]:
     """The changes that are needed, the best first and each on top of those before; at most MOST.
 
-    What is best alone may only have stood in for a change that shows once the others are made: so each change but the last is put to the
-    test again on top of the others. One that is not needed is taken back, one that another reading beats beyond doubt makes way for it.
+    What is best alone may only have stood in for a change that shows once the others are made: so each change but the last is ranked again
+    on top of the others. The best one there takes its place; it is taken back where nothing is better beyond doubt.
     """
     kept, wiring, ranked = list[Reading](), bench.base, first
     while ranked and ranked[0].difference.verdict == "better":
@@ -214,15 +214,8 @@ def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _
         ranked = scan(bench, wiring, progress, CONFIRM) if len(kept) < MOST else []
     for one in kept[:-1]:
         others = [other for other in kept if other is not one]
-        without, whole = _applied(bench.base, others), bench.run(wiring)
-        if difference(bench.run(without), whole, _by_cost(without, wiring)).verdict != "worse":
-            kept, wiring = others, without
-            continue
-        rival = scan(bench, without, progress, CONFIRM)[0].reading
-        instead = rival.applied(without)
-        if difference(bench.run(instead), whole, _by_cost(instead, wiring)).verdict == "better":
-            progress(f"kept: {rival.name}, and not {one.name}")
-            kept, wiring = [*others, rival], instead
+        best = scan(bench, _applied(bench.base, others), progress, CONFIRM)[0]
+        kept = [*others, best.reading] if best.difference.verdict == "better" else others
     return [_on_top(bench, kept[:n], reading) for n, reading in enumerate(kept)]
 
 
