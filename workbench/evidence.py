@@ -77,7 +77,7 @@ class Curve(NamedTuple):
     """A training log: loss_0 [N] at step [N]; evaluations at [M] with their loss_0 (nan where not told), rates [M, S] of a kind and the
     accept length [M] that they predict.
 
-    losses: loss_k of the first and the last row that has all [0 or 2, S].
+    losses: loss_k of the first row that has all and of the last evaluation, or the last row where none was evaluated [0 or 2, S].
     """
 
     name: str
@@ -231,8 +231,8 @@ def curve(log: LogTable, coverage: float) -> Curve:
     keep = np.isfinite(rates).all(1) if rates.size else np.zeros(len(val), bool)
     predicted = 1 + (rates if kind == "joint" else np.cumprod(rates, 1)).sum(1) if rates.size else np.empty(len(val))
     simulated = val.column("accept_length_simulated")
-    losses = train.steps("loss")
-    whole = losses[np.isfinite(losses).all(1)] if losses.size else losses
+    trained, evaluated = (rows[np.isfinite(rows).all(1)] if rows.size else rows for rows in (train.steps("loss"), val.steps("loss")))
+    ends = [trained[0], (evaluated if len(evaluated) else trained)[-1]] if len(trained) else []
     first, there = train.column("loss_0"), np.isfinite(train.column("loss_0"))
     return Curve(
         Path(log.path).name,
@@ -243,7 +243,7 @@ def curve(log: LogTable, coverage: float) -> Curve:
         rates[keep] if rates.size else rates,
         kind,
         np.where(np.isfinite(simulated), simulated, predicted)[keep],
-        whole[[0, -1]] if len(whole) else whole,
+        np.array(ends),
     )
 
 
