@@ -12,9 +12,9 @@ report: setup                ## the main job: every notebook on the lab, as self
 	$(BIN)/workbench lab fetch
 	$(BIN)/workbench report
 
-lab: setup                   ## the workbench in JupyterLab, on the lab's examples
+lab: setup                   ## the workbench in JupyterLab, on the lab's examples; LAB_ARGS: options of `jupyter lab`
 	$(BIN)/workbench lab fetch
-	JUPYTER_CONFIG_PATH=notebooks/.jupyter $(BIN)/jupyter lab notebooks/START.md
+	JUPYTER_CONFIG_PATH=notebooks/.jupyter $(BIN)/jupyter lab $(LAB_ARGS) notebooks/START.md
 
 test: setup                  ## all tests, the browser's, the peers' and the engines' included
 	$(MAKE) -j2 chromium $(PEER)/ready engines

@@ -107,7 +107,8 @@ def main() -> None:
     parser.add_argument("--inits", nargs="*", default=[init for init in INITS if init != "auto"])
     options = parser.parse_args()
     drafter = str(free_parent(lab.cache_folder())) if options.free else ""
-    case = warm_start.open_case(drafter, "", "", "", HELD_OUT, STEP_TOKENS * MARKS[-1], lambda line: print(line, file=sys.stderr))
+    sizes = {"tokens": HELD_OUT, "train_tokens": STEP_TOKENS * MARKS[-1]}
+    case = warm_start.open_case(drafter, "", str(lab.successor_folder()), "", **sizes, progress=lambda line: print(line, file=sys.stderr))
     model = load_verifier(case.inputs["verifier"]) if options.accept else None
     prompts = held_out_prompts(case, options.accept)
     runs: dict[str, list[list[warm_start.Measured]]] = {}

@@ -77,6 +77,7 @@ def test_help_has_an_example(workbench) -> None:
         (["--max-new-tokens", "1"], "no request has a verify pass"),
         (["--split", "heldout", "--prompts", "{lab}/nowhere"], "no prompt file"),
         (["--prompts", "{lab}/text.jsonl"], "no tokenizer"),
+        (["--prompts", "{lab}/text.jsonl", "--drafter", "{lab}/verifier"], "exchange the paths?"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(workbench, lab, more, said) -> None:

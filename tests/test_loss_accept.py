@@ -148,7 +148,7 @@ def test_healthy_numbers_are_silent() -> None:
     shown = exhibits(e, [])
     assert shown["contradictions"].body is None
     assert "better than guessing" in shown["losses"].title
-    assert shown["calibration"].title.startswith("Training predicts what was measured: first metrics: 2.83 → 2.90")
+    assert shown["calibration"].title.startswith("No prediction is contradicted: first metrics: 2.83 → 2.90 ± ")
     assert "all runs are above it" in shown["break_even"].title
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import overlap_cases
+from workbench import lab
 from workbench.errors import InputError
 from workbench.mapping import VocabMap
 from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap, open_overlap, summarise
@@ -102,6 +103,17 @@ def test_opening_reads_maps_counts_and_texts(tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.ones(999, dtype=np.int64))
     with pytest.raises(InputError, match="another verifier"):
         open_overlap(given_paths["parent"], given_paths["child"], str(tmp_path / "other.npy"))
+
+
+def test_a_map_of_the_lab_brings_its_counts_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is given by its path, and beside a map of one's own; what is given stays."""
+    given_paths = overlap_cases.write_small_case(tmp_path)
+    monkeypatch.setattr(lab, "fetch", lambda: given_paths["tokenizer"])
+    VocabMap.from_ids(np.arange(4096), 49_152).write(tmp_path / "mine")
+    for pair in ((str(lab.DATA / "map-parent"), str(lab.DATA / "map-child")), (str(tmp_path / "mine"), str(lab.DATA / "map-child"))):
+        assert open_overlap(*pair).inputs["counts"] == str(lab.DATA / "counts-successor.npz")
+    own = open_overlap(*pair, counts=str(lab.DATA / "counts-predecessor.npz"))
+    assert own.inputs["counts"] == str(lab.DATA / "counts-predecessor.npz")
 
 
 def test_the_founding_pair_at_its_real_size() -> None:

@@ -234,6 +234,10 @@ def test_what_does_not_fit_is_refused(case: Case, given: dict[str, str], tmp_pat
     """An unknown way to start, and a verifier of another width."""
     with pytest.raises(InputError, match="unknown way to start 'cold': expected some of keep, naive, remapped, scratch"):
         warm_start.begin(case, "cold")
+    for own in ("drafter", "chats"):
+        alone = {name: value if name == own else "" for name, value in given.items()}
+        with pytest.raises(InputError, match="verifier: not given beside"):
+            warm_start.open_case(**alone, tokens=64, train_tokens=64, progress=str)
     other = tmp_path / "other"
     other.mkdir()
     from transformers import LlamaConfig, LlamaForCausalLM

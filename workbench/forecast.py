@@ -134,8 +134,9 @@ def _boundaries(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, defaul
         read = None
     if read is not None:
         return read if engine == "speculators" else sorted(read)
-    missed = " (those under eagle_config are not read)" if nested is not None else ""
-    defaults.append(f"boundaries {usual}: no ids at the top level{missed}")
+    missed = "no ids at the top level" + (" (those under eagle_config are not read)" if nested is not None else "")
+    missed = "only ids in a config of speculators' own are read" if engine == "speculators" else missed
+    defaults.append(f"boundaries {usual}: {missed}")
     return usual
 
 

@@ -157,10 +157,10 @@ def calibration(e: Evidence) -> Exhibit:
         )
     wrong = [bool(contradiction.metric_contradiction(p.rates, p.run, p.name, p.kind)) for p in promises]
     x, y = [p.predicted.value for p in promises], [p.run.accept_length for p in promises]
-    names = [f"{p.name}: {a:.2f} → {b:.2f}" for p, a, b in zip(promises, x, y, strict=True)]
+    names = [f"{p.name}: {a:.2f} → {b:.2f} ± {p.run.half_width:.2f}" for p, a, b in zip(promises, x, y, strict=True)]
     reach = [1, max(*x, *y) + 0.2]
     traces = [drawn(reach, reach, "as predicted", line={"color": figures.GREY, "dash": "dot"})]
-    for colour, symbol, name, kept in ((figures.BLUE, "circle", "agrees", False), (figures.VERMILLION, "x", "contradicts", True)):
+    for colour, symbol, name, kept in ((figures.BLUE, "circle", "not contradicted", False), (figures.VERMILLION, "x", "contradicts", True)):
         here = [i for i, bad in enumerate(wrong) if bad == kept]
         places = [("bottom " if i % 2 else "top ") + ("left" if 2 * x[i] > sum(reach) else "right") for i in here]
         bounds = [promises[i].predicted for i in here]
@@ -181,7 +181,7 @@ def calibration(e: Evidence) -> Exhibit:
         f"Predicted → measured: {'; '.join(names)}. Bars: what one accuracy leaves open across, rounding or 95 % over prompts upwards."
     )
     if not any(wrong):
-        title = f"Training predicts what was measured: {'; '.join(names)}"
+        title = f"No prediction is contradicted: {'; '.join(names)}"
     return plot(title, sentence, traces, "accept length that training predicts", "accept length measured", height=460, hovermode="closest")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -127,7 +128,8 @@ def open_overlap(parent: str = "", child: str = "", counts: str = "", tokenizer:
     from workbench.mapfiles import read_maps
     from workbench.tokens import Counts, special_ids, token_bytes
 
-    if not (parent and child):
+    given = [Path(place).expanduser().resolve() for place in (parent, child) if place]
+    if len(given) < 2 or any(lab.DATA.resolve() in place.parents for place in given):
         counts = counts or str(lab.DATA / "counts-successor.npz")
         tokenizer = tokenizer or str(lab.fetch())
     parent, child = parent or str(lab.DATA / "map-parent"), child or str(lab.DATA / "map-child")

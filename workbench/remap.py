@@ -86,7 +86,7 @@ def remap(
     with atomic_folder(out) as folder:
         entries = _entries(parent, planned, head, _rows(planned, head, old, method.rows, progress))
         (weights,) = write_checkpoint(folder, entries, _config(parent, planned.target, model))
-        progress("checksum")
+        progress("checksum of the weights")
         digest = sha256_flushed(weights)
         np.save(folder / SOURCES, planned.source.astype(np.int32))
         record = _record(parent, planned, method, model, out, seed) | {"sha256": digest, "seconds": round(time.monotonic() - begun, 2)}
@@ -104,7 +104,7 @@ def report_text(r: dict[str, Any]) -> str:
     for choice in r["alternatives"]:
         score = "" if choice["coverage"] is None else f", covers {choice['coverage']:.2%}"
         lines.append(f"  {choice['name']:<6} {choice['rows']:>9,} rows, {choice['head_size']:.2f} x the head{score}")
-    return "\n".join([*lines, f"{r['dialect']} folder in {r['seconds']} s, {r['peak_rss_mb']:.0f} MB: {r['out']}"])
+    return "\n".join([*lines, f"{r['dialect']} folder in {r['seconds']} s, peak memory {r['peak_rss_mb']:.0f} MB: {r['out']}"])
 
 
 def initialised_rows(folder: str | Path) -> np.ndarray | None:

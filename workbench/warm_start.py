@@ -112,7 +112,12 @@ class Trained(NamedTuple):
 
 
 def open_case(drafter: str, child: str, verifier: str, chats: str, tokens: int, train_tokens: int, progress: Callable[[str], None]) -> Case:
-    """Open everything and run the verifier over about `tokens` held-out and `train_tokens` other tokens of `chats`; "" means the lab's."""
+    """Open everything and run the verifier over about `tokens` held-out and `train_tokens` other tokens of `chats`; "" means the lab's.
+
+    InputError also for a drafter or chats without their verifier: the lab's would measure, in silence, what nobody asked for.
+    """
+    if (drafter or chats) and not verifier:
+        raise InputError("verifier: not given beside a drafter or chats of your own: say which verifier the drafter is to serve")
     inputs = {
         "drafter": drafter or str(lab.DATA / "parent-drafter"),
         "child": child or str(lab.DATA / "map-child"),

@@ -147,6 +147,7 @@ def accept(
     Example: `workbench accept --drafter my-drafter --verifier my-verifier --prompts data/lab/prompts.jsonl --split heldout --limit 32`
     """
     from workbench.acceptance import by_level, contract, decode
+    from workbench.checkpoint import open_drafter
     from workbench.corpus import of_split, prompt_ids, read_prompts
     from workbench.decode import load_pair
     from workbench.draft_trees import parse_shape
@@ -164,6 +165,8 @@ def accept(
         raise InputError("--url, --baseline-url and --concurrency are about servers: say which with --engine vllm or --engine sglang")
     if engine != "builtin" and (tree or temperature):
         raise InputError("--tree and --temperature are for builtin decoding: servers are measured greedily, on chains")
+    if not url:
+        open_drafter(drafter)  # a verifier in its place is told before the prompts and a tokenizer are asked for
     records = of_split(read_prompts(prompts), split)[: limit or None]
     tokenizer = None if all(record.prompt_ids for record in records) else load_tokenizer(verifier)
     ids = [prompt_ids(record, tokenizer) for record in records]
