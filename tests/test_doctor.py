@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.seeded import CLEAN, FAULTY, SHAPES, Pair, combinable
+from tests.seeded import CLEAN, FAULTY, SHAPES, SPECIAL, Pair, combinable
 from tests.synthetic import Drafter, Verifier
 from workbench.checks import CHECKS
 from workbench.checks.faults import FAULTS
@@ -157,6 +157,17 @@ def test_map_evidence_can_be_checked_by_hand(tmp_path: Path) -> None:
     FAULTY["map-out-of-range"][0](pair)
     (found,) = [f for f in diagnose(**pair.write(tmp_path)).findings if f.code == "map-out-of-range"]
     assert found.evidence["rows"] == [{"row": 15, "value": (63 - 15 + 10), "id": 73}]
+
+
+def test_special_tokens_without_counts_are_no_padding(tmp_path: Path) -> None:
+    """A special token is in a map on purpose, counted or not; of other tokens the rows are told."""
+    pair = Pair(0)
+    special = int(pair.ids[np.isin(pair.ids, list(SPECIAL.values()))][0])
+    other = int(pair.ids[~np.isin(pair.ids, list(SPECIAL.values()))][0])
+    pair.counts(np.where(np.isin(np.arange(64), [special, other]), 0, pair.own_counts()))
+    pair.tokenizer()
+    (told,) = (f for f in diagnose(**pair.write(tmp_path)).findings if f.code == "map-padded")
+    assert told.evidence["ids"] == [other]
 
 
 def test_larger_heads_free_misordered_and_fresh(tmp_path: Path) -> None:

@@ -174,11 +174,12 @@ def first_k(case: Case) -> Iterable[Finding]:
 
 @check("map-padded", needs="counts or states")
 def padded(case: Case) -> Iterable[Finding]:
-    """Rows of tokens that were never counted."""
+    """Rows of tokens that were never counted; special tokens are in a map on purpose."""
     counted, vocab_map = case.counted, case.map.vocab_map
     if counted is None or vocab_map is None or vocab_map.k == vocab_map.v:
         return
-    never = np.flatnonzero(counted.total[vocab_map.ids] == 0)
+    special = [*(counted.special or ()), *(case.tokenizer_tables["ids"].values() if case.tokenizer is not None else ())]
+    never = np.flatnonzero((counted.total[vocab_map.ids] == 0) & ~np.isin(vocab_map.ids, special))
     if len(never) and counted.total.any():
         source = "counts" if case.counts is not None else "stored samples"
         title = f"{len(never):,} of {vocab_map.k:,} rows stand for tokens that the {source} never hold"
