@@ -76,6 +76,7 @@ class _Shown:
         self.text = widgets.HTML()
         self.box = widgets.VBox()
         self.figure: go.FigureWidget | None = None
+        self._drawn: list[Any] = []
         self._listen = listen
         self.update(exhibit)
 
@@ -86,9 +87,12 @@ class _Shown:
             self.figure, self.box.children = None, [self.text]
             return
         new = _without_arrays(exhibit.body.to_plotly_json())
+        old, self._drawn = self._drawn, [*new["data"], new["layout"]]
         if self.figure is not None and [trace.type for trace in self.figure.data] == [trace["type"] for trace in new["data"]]:
             with self.figure.batch_update():
-                for part, fresh in zip([*self.figure.data, self.figure.layout], [*new["data"], new["layout"]], strict=True):
+                for part, fresh, before in zip([*self.figure.data, self.figure.layout], self._drawn, old, strict=True):
+                    if fresh == before:  # thousands of points that stay are not sent again
+                        continue
                     gone = part.to_plotly_json().keys() - fresh.keys() - {"uid"}
                     part.update({**dict.fromkeys(gone), **fresh}, overwrite=True)
             return
