@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.warm_start_case import write_case
-from workbench import params, remap, stepper_figures, warm_start, warm_start_figures
+from workbench import lab, params, remap, stepper_figures, warm_start, warm_start_figures
 from workbench.checkpoint import open_drafter
 from workbench.drafter_files import load_drafter
 from workbench.errors import InputError
@@ -230,10 +230,14 @@ def test_answers_are_taken_in_order_and_cut_to_fit(given: dict[str, str]) -> Non
         warm_start.answers(given["chats"], "train", given["verifier"], 2)
 
 
-def test_what_does_not_fit_is_refused(case: Case, given: dict[str, str], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(case: Case, given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown way to start, and a verifier of another width."""
     with pytest.raises(InputError, match="unknown way to start 'cold': expected some of keep, naive, remapped, scratch"):
         warm_start.begin(case, "cold")
+    monkeypatch.setattr(lab, "successor_folder", lambda: tmp_path / "nowhere")
+    ours = {"drafter": str(lab.DATA / "parent-drafter"), "child": "", "verifier": "", "chats": str(lab.DATA / "answers-successor.jsonl")}
+    with pytest.raises(InputError, match="nowhere"):  # of the lab's files the verifier is known
+        warm_start.open_case(**ours, tokens=64, train_tokens=64, progress=str)
     for own in ("drafter", "chats"):
         alone = {name: value if name == own else "" for name, value in given.items()}
         with pytest.raises(InputError, match="verifier: not given beside"):

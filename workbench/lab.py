@@ -85,6 +85,11 @@ def fetch(progress: Progress = quiet, source: Path | None = None) -> Path:
     return folder
 
 
+def holds(place: str | Path) -> bool:
+    """Whether a path is one of the lab's own files."""
+    return DATA.resolve() in Path(place).expanduser().resolve().parents
+
+
 def predecessor_folder() -> Path:
     """Where `fetch` puts the verifier; the name carries the checksum of what it was made from."""
     return cache_folder() / f"predecessor-{GGUF_SHA256[:8]}"

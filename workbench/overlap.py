@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -128,8 +127,7 @@ def open_overlap(parent: str = "", child: str = "", counts: str = "", tokenizer:
     from workbench.mapfiles import read_maps
     from workbench.tokens import Counts, special_ids, token_bytes
 
-    given = [Path(place).expanduser().resolve() for place in (parent, child) if place]
-    if len(given) < 2 or any(lab.DATA.resolve() in place.parents for place in given):
+    if not (parent and child) or lab.holds(parent) or lab.holds(child):
         counts = counts or str(lab.DATA / "counts-successor.npz")
         tokenizer = tokenizer or str(lab.fetch())
     parent, child = parent or str(lab.DATA / "map-parent"), child or str(lab.DATA / "map-child")

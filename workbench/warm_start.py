@@ -116,7 +116,7 @@ def open_case(drafter: str, child: str, verifier: str, chats: str, tokens: int, 
 
     InputError also for a drafter or chats without their verifier: the lab's would measure, in silence, what nobody asked for.
     """
-    if (drafter or chats) and not verifier:
+    if not verifier and any(place and not lab.holds(place) for place in (drafter, chats)):
         raise InputError("verifier: not given beside a drafter or chats of your own: say which verifier the drafter is to serve")
     inputs = {
         "drafter": drafter or str(lab.DATA / "parent-drafter"),
