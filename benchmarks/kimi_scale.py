@@ -108,9 +108,9 @@ def main() -> None:
         new.write(target)
         remap = [WORKBENCH, "remap", drafter, "--to", target, "--verifier", verifier, "--out", out, "--json", "--init"]
         results: dict[str, Any] = {"drafter_gb": sum(p.stat().st_size for p in drafter.iterdir()) / 1e9, "pairs": []}
-        for number in range(options.pairs):
-            if number == 0:
-                timed([*remap, "verifier"], out)  # warms the page cache for both
+        if options.pairs:
+            timed([*remap, "verifier"], out)  # warms the page cache for both
+        for _ in range(options.pairs):
             copy, _ = timed(["sh", "-c", f"cp -r {drafter} {out} && sync"], out)
             ours, printed = timed([*remap, "verifier"], out)
             results["pairs"].append({"copy_s": copy, "remap_s": ours, "peak_rss_mb": json.loads(printed)["peak_rss_mb"]})

@@ -134,9 +134,11 @@ def _boundaries(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, defaul
         read = None
     if read is not None:
         return read if engine == "speculators" else sorted(read)
-    missed = "no ids at the top level" + (" (those under eagle_config are not read)" if nested is not None else "")
-    missed = "only ids in a config of speculators' own are read" if engine == "speculators" else missed
-    defaults.append(f"boundaries {usual}: {missed}")
+    if engine == "speculators":
+        why = "only ids in a config of speculators' own are read"
+    else:
+        why = "no ids at the top level" + (" (those under eagle_config are not read)" if nested is not None else "")
+    defaults.append(f"boundaries {usual}: {why}")
     return usual
 
 

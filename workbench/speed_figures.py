@@ -61,8 +61,8 @@ def break_even(runs: Sequence[Served]) -> Exhibit:
     costs = [_cost(run) for run in known]
     spread = f"{min(costs):.2f}" if len(known) == 1 else f"{min(costs):.2f} to {max(costs):.2f}"
     close = [run for run in known if run not in lost and run.accept_length - run.half_width < _cost(run)]
-    verdict = f"{' and '.join(_short(run) for run in close)} may be on either side" if close else "all runs are above it"
-    verdict = f"{' and '.join(_short(run) for run in lost)} could not have won" if lost else verdict
+    named, told = (lost, "could not have won") if lost else (close, "may be on either side")
+    verdict = f"{' and '.join(_short(run) for run in named)} {told}" if named else "all runs are above it"
     title, base = f"Break-even is accept length {spread}: {verdict}", known[0].baseline_tokens_per_s
     goal = [f"{base * 3 / cost:.0f}" for cost in sorted({min(costs), max(costs)}, reverse=True)]
     sentence = "; ".join(f"{run.name}: accept length {_short(run)}, break-even {_cost(run):.2f}" for run in known) + "."
