@@ -150,6 +150,9 @@ def test_healthy_numbers_are_silent() -> None:
     assert "better than guessing" in shown["losses"].title
     assert shown["calibration"].title.startswith("No prediction is contradicted: first metrics: 2.83 → 2.90 ± ")
     assert "all runs are above it" in shown["break_even"].title
+    even = {"name": "even", "accept_length": 2.9, "tokens_per_s": 100.1}  # 2.9 may be 2.85, break-even is 2.897
+    title = exhibits(gather(baseline_tokens_per_s=100, runs=[even]), [])["break_even"].title
+    assert title == "Break-even is accept length 2.90: 2.9 may be on either side"
 
 
 def test_a_log_speaks_of_what_served_it(tmp_path: Path) -> None:
