@@ -43,7 +43,7 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
     """What a person does, the n-th time; seconds until the figure that it changes has changed."""
     cell = notebook.cell("live.positions(")
     headline, picture = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
-    share = "plot.layout.title.text"
+    share = "plot.layout.meta.title"
 
     def timed(act: Callable[[], object], figure: Figure, what: str) -> float:
         before = figure.plot.evaluate(f"plot => {what}")

@@ -124,9 +124,8 @@ overlap_figures.special(view)
 
 # %% [markdown]
 # ## What to do next
-# - Most rows agree and nothing frequent is gained: train or serve with the child map as it is.
-# - Many tokens shared, few rows agree: move the head's rows to their new places before anything is trained, then fill the gained ones.
-# - Few tokens shared: the head knows little of this vocabulary; compare with keeping the parent's map.
-# - Coverage of the child low, or a special token missing: build a better map with `workbench map`.
-#
-# The same numbers for scripts: `workbench overlap PARENT CHILD --counts COUNTS --json`, and `results.json` beside this page.
+# What applies to these two maps. The same numbers for scripts: `workbench overlap PARENT CHILD --counts COUNTS --json`, and
+# `results.json` beside this page.
+
+# %% tags=["table"]
+overlap_figures.next_steps(view)

@@ -112,10 +112,7 @@ wiring_figures.readings(known)
 
 # %% [markdown]
 # ## What to do next
-# - A reading fits better beyond doubt: change the wiring, not the weights, wherever the drafter is fed; then run this page again.
-# - Two readings are needed together: change both before measuring anything.
-# - Engines differ and yours is the odd one: `workbench convert` writes the checkpoint so that your engine reads it as meant.
-# - A reading cannot be decided and would matter: a longer replay (`workbench replay record`, parameter `replay`).
-# - All is well and acceptance is still low: compare the maps (notebook 1), then the training numbers (notebook 4).
-#
-# `results.json` has the numbers of this page.
+# What applies to this drafter. `results.json` has the numbers of this page.
+
+# %% tags=["table"]
+wiring_figures.next_steps(known)

@@ -152,10 +152,8 @@ warm_start_figures.outcome(trained)
 
 # %% [markdown]
 # ## What to do next
-# - The naive start lies above ln K and near the null: it is the map. Train from the remapped folder, never from the parent's.
-# - Made rows leak: another `init`, or some steps that train the made rows alone.
-# - They do not, and the remapped start still gets less than a third of its first tokens right: look at what the drafter is fed.
-# - *keep* accepts as much as *remapped* after training: the new vocabulary is not worth its rows; stay with the parent's.
-# - All well: train at length with `workbench extract` and `workbench train --drafter REMAPPED`, then measure acceptance.
-#
-# `remapped` and `drafter` in the run folder are the drafters of this page; `results.json` has its numbers.
+# What applies to this drafter. `remapped` and `drafter` in the run folder are the drafters of this page;
+# `results.json` has its numbers.
+
+# %% tags=["table"]
+warm_start_figures.next_steps(measured, trained)

@@ -1,14 +1,16 @@
 """Live controls over the same figures: a change of a control calls the figure function again and updates what is on the screen.
 
 Notable:
-* `live` is the whole mechanism: controls, a message line, exhibits. It uses no Output widget (one has been seen to hang a headless run),
-  does nothing on a keystroke (text fields wait for Enter, sliders for the release) and updates a figure in one batch.
+* `live` is the whole mechanism: controls, a message line, exhibits. It uses no Output widget (one has been seen to hang a headless run)
+  and does nothing on a keystroke (text fields wait for Enter, sliders for the release).
+* A figure is a `Plot`, not plotly's FigureWidget: that one is 700 pixels wide at first, and answers every change with all that plotly
+  filled in, which takes a second where a figure has 25,000 points.
 * A user's mistake appears as a sentence under the controls and leaves the figures as they were.
 * Controls with the same name keep their value when their cell is run again, as long as the kernel lives.
 """
 
-import base64
 import html
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import anywidget
 import ipywidgets as widgets
-import numpy as np
 import plotly.graph_objects as go
 import traitlets
 
 from workbench.errors import InputError
-from workbench.figures import Exhibit, missing
+from workbench.figures import Exhibit, missing, plotlyjs, title_apart
 
 if TYPE_CHECKING:
     from workbench.evidence import Evidence
@@ -33,12 +34,12 @@ WIDE = {"description_width": "initial"}
 
 
 def live(
-    draw: Callable[..., Sequence[Exhibit]], listen: Mapping[int, Callable[[go.FigureWidget], None]] = MappingProxyType({}), **controls: Any
+    draw: Callable[..., Sequence[Exhibit]], listen: Mapping[int, Mapping[str, "Heard"]] = MappingProxyType({}), **controls: Any
 ) -> widgets.VBox:
     """Controls above what they draw. draw: called with the controls' values by name, returns exhibits, always as many and in order.
 
-    listen: for the n-th exhibit, what is to be told of a figure that is new on the screen, to hear of clicks and selections in it. A
-    control that is no widget has a value and is not shown.
+    listen: for the n-th exhibit, what is to be told of clicks and selections in it (see `Plot`). A control that is no widget has a value
+    and is not shown.
     """
     shown: list[_Shown] = []
     message, body = widgets.HTML(), widgets.VBox()
@@ -53,7 +54,7 @@ def live(
         for old, exhibit in zip(shown, exhibits, strict=False):
             old.update(exhibit)
         if not shown:
-            shown.extend(_Shown(exhibit, listen.get(n)) for n, exhibit in enumerate(exhibits))
+            shown.extend(_Shown(exhibit, listen.get(n, {})) for n, exhibit in enumerate(exhibits))
             body.children = [item.box for item in shown]
 
     for control in controls.values():
@@ -69,47 +70,64 @@ def _mistake(error: Exception) -> str:
     return f'<p style="color:var(--jp-error-color1, #b3261e)">{html.escape(sentence)}</p>'
 
 
-class _Shown:
-    """One exhibit on the screen. listen: told of each figure that is new there."""
+Heard = Callable[[list[list[Any]]], None]
 
-    def __init__(self, exhibit: Exhibit, listen: Callable[[go.FigureWidget], None] | None = None):
-        self.text = widgets.HTML()
-        self.box = widgets.VBox()
-        self.figure: go.FigureWidget | None = None
-        self._drawn: list[Any] = []
-        self._listen = listen
+
+class Plot(anywidget.AnyWidget):
+    """A plotly figure on the screen, as wide as its place; what was zoomed or selected stays when it is drawn anew.
+
+    heard: what to call with the points, each [x, y], on a "click" and on a "select"; a selection that is given up has none.
+    """
+
+    _esm = (
+        "const Plotly = globalThis.workbenchPlotly ??= (() => { "
+        + plotlyjs()
+        + """; return globalThis.Plotly; })();
+    async function render({ model, el }) {
+      const place = document.createElement("div");
+      el.replaceChildren(place);
+      const draw = () => {
+        const { data, layout } = structuredClone(model.get("figure"));
+        return Plotly.react(place, data, { uirevision: true, ...layout }, { displaylogo: false });
+      };
+      const tell = (kind, points) => model.send({ kind, points: points.map((point) => [point.x, point.y]) });
+      model.on("change:figure", draw);
+      await draw();
+      place.on("plotly_click", (event) => tell("click", event.points));
+      place.on("plotly_selected", (event) => tell("select", event?.points ?? []));
+      place.on("plotly_deselect", () => tell("select", []));
+      const observer = new ResizeObserver(() => { if (el.offsetWidth) Plotly.Plots.resize(place); });
+      observer.observe(el);
+      return () => { observer.disconnect(); model.off("change:figure", draw); Plotly.purge(place); };
+    }
+    export default { render };
+    """
+    )
+    figure = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, heard: Mapping[str, Heard]):
+        super().__init__(layout={"width": "100%"})
+        self.on_msg(lambda _widget, content, _buffers: heard[content["kind"]](content["points"]) if content["kind"] in heard else None)
+
+
+class _Shown:
+    """One exhibit on the screen. heard: see `Plot`."""
+
+    def __init__(self, exhibit: Exhibit, heard: Mapping[str, Heard] = MappingProxyType({})):
+        self.title, self.text, self.box = widgets.HTML(), widgets.HTML(), widgets.VBox()
+        self.plot: Plot | None = None
+        self._heard = heard
         self.update(exhibit)
 
     def update(self, exhibit: Exhibit) -> None:
-        """Show another exhibit in the same place, by one message where the figure has the same traces as before."""
+        """Show another exhibit in the same place."""
         self.text.value = exhibit.to_html()
         if not isinstance(exhibit.body, go.Figure):
-            self.figure, self.box.children = None, [self.text]
+            self.box.children = [self.text]
             return
-        new = _without_arrays(exhibit.body.to_plotly_json())
-        old, self._drawn = self._drawn, [*new["data"], new["layout"]]
-        if self.figure is not None and [trace.type for trace in self.figure.data] == [trace["type"] for trace in new["data"]]:
-            with self.figure.batch_update():
-                for part, fresh, before in zip([*self.figure.data, self.figure.layout], self._drawn, old, strict=True):
-                    if fresh == before:  # thousands of points that stay are not sent again
-                        continue
-                    gone = part.to_plotly_json().keys() - fresh.keys() - {"uid"}
-                    part.update({**dict.fromkeys(gone), **fresh}, overwrite=True)
-            return
-        self.figure = go.FigureWidget(new)
-        self.box.children = [self.figure, self.text]
-        if self._listen is not None:
-            self._listen(self.figure)
-
-
-def _without_arrays(part: Any) -> Any:
-    """A figure's dict with lists for arrays: they reach a FigureWidget as buffers, which plotly 7.1 in JupyterLab 4.6 draws empty."""
-    if isinstance(part, dict) and "bdata" in part:
-        flat = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"])
-        return flat.reshape([int(n) for n in str(part.get("shape", -1)).split(",")]).tolist()
-    if isinstance(part, dict):
-        return {name: _without_arrays(value) for name, value in part.items()}
-    return [_without_arrays(value) for value in part] if isinstance(part, list | tuple) else part
+        self.plot = self.plot or Plot(self._heard)
+        self.title.value, self.plot.figure = title_apart(json.loads(exhibit.body.to_json()))
+        self.box.children = [self.title, self.plot, self.text]
 
 
 def remembered(name: str, control: widgets.DOMWidget) -> widgets.DOMWidget:

@@ -46,7 +46,7 @@ class OverlapExplorer:
         self.child = remembered("child", path_field("child", view.inputs.get("child", "")))
         choices = [("all text", ""), *((name, name) for name in view.slices)]
         self.slice = remembered("slice", widgets.Dropdown(options=choices, value="", description="slice", style=WIDE))
-        self.chosen, self._told = Chosen(), list[float]()
+        self.chosen = Chosen()
 
     def _now(self, parent: str, child: str) -> Overlap:
         """The overlap of the maps that are picked now, read once for all panels."""
@@ -67,25 +67,19 @@ class OverlapExplorer:
 
         def draw(view: Overlap, slice: str) -> list[Exhibit]:
             picture = overlap_figures.positions(view, labelled, slice)
-            picture.body.update_layout(dragmode="select")
+            picture.body.update_layout(dragmode="select", selectionrevision=f"{self.parent.value} {self.child.value}")
             return [overlap_figures.headline(view), picture]
 
         def draw_chosen(view: Overlap, slice: str, chosen: tuple[int, ...]) -> list[Exhibit]:
             ids = view.comparison.a.ids[np.array(chosen, np.int64)]
             return [overlap_figures.chosen_shares(view, ids, slice), overlap_figures.chosen(view, ids, slice)]
 
-        picture, below = self._live(draw, listen={1: self._listen}), self._live(draw_chosen, chosen=self.chosen)
+        picture, below = self._live(draw, listen={1: {"select": self._selected}}), self._live(draw_chosen, chosen=self.chosen)
         return widgets.VBox([picture, below.children[-1]])  # its controls, and what they have to say, stand above already
 
-    def _listen(self, figure: Any) -> None:
-        for trace in figure.data:
-            trace.on_selection(self._selected)
-
-    def _selected(self, trace: Any, points: Any, _selector: Any) -> None:
-        """plotly tells of a selection trace by trace, in their order; every trace has the row in the parent on its x axis."""
-        self._told = [*(self._told if points.trace_index else []), *points.xs]
-        if points.trace_index == len(trace.figure.data) - 1:
-            self.chosen.value = tuple(sorted({int(row) for row in self._told}))
+    def _selected(self, points: list[list[float]]) -> None:
+        """Every trace of the picture has the row in the parent on its x axis."""
+        self.chosen.value = tuple(sorted({int(row) for row, _ in points}))
 
     def coverage(self) -> widgets.VBox:
         """Coverage with a K of one's own marked."""

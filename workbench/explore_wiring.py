@@ -36,7 +36,7 @@ class WiringSwitch:
         if self.flips is None:
             return widgets.HTML(wiring_figures.tap_heat(self.i).to_html())
         taps = {f"tap_{slot}": slider for slot, slider in enumerate(self.taps)}
-        box = live(self._draw, {0: lambda heat: heat.data[0].on_click(self._clicked)}, **taps, flips=self.flips)
+        box = live(self._draw, {0: {"click": self._clicked}}, **taps, flips=self.flips)
         reset = widgets.Button(description="as wired", layout={"width": "max-content"})
         reset.on_click(lambda _button: self.as_wired())
         return widgets.VBox([reset, box])
@@ -47,8 +47,8 @@ class WiringSwitch:
         for slider, k in zip(self.taps, self.bench.base.taps, strict=True):
             slider.value = k
 
-    def _clicked(self, _trace: Any, points: Any, _state: Any) -> None:
-        for slot, k in zip(points.ys, points.xs, strict=True):
+    def _clicked(self, points: list[list[Any]]) -> None:
+        for k, slot in points:
             self.taps[int(slot)].value = int(k)
 
     def _draw(self, flips: Sequence[str], **taps: int) -> Sequence[Exhibit]:

@@ -196,6 +196,14 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float64)
 
 
+def advice(steps: Sequence[tuple[bool, str]]) -> Exhibit:
+    """What to do next: the steps that apply to what a page found, in their order."""
+    lines = [[step] for applies, step in steps if applies]
+    if not lines:
+        return Exhibit("What to do next", "nothing has to be cleared up first.", None)
+    return table(lines[0][0].split(": ")[0], f"{len(lines)} of {len(steps)} usual steps apply to this page.", [Column("next")], lines)
+
+
 def settings_table(rows: Sequence[dict[str, Any]]) -> Exhibit:
     """The parameters of a run (see params.explain), those given marked."""
     given = sum(row["origin"] == "given" for row in rows)
@@ -259,14 +267,19 @@ def _plain(value: Any) -> str:
 
 def figure_html(figure: dict[str, Any], name: str) -> str:
     """A plotly figure (as JSON) as a piece of a page that loads plotly.js once: the title as real text, which wraps, above the drawing."""
-    layout = {**figure["layout"], "font": {"color": "#33393f"}}
-    meta = layout.get("meta", {})
-    layout |= {"title": {"text": ""}, "margin": {**layout.get("margin", {}), "t": TOP}}
-    drawing = plotly.io.to_html(
-        {"data": figure["data"], "layout": layout}, config=CONFIG, include_plotlyjs=False, full_html=False, div_id=name, validate=False
-    )
-    title, label = html.escape(meta.get("title", "")), html.escape(meta.get("sentence", ""), quote=True)
-    return f'<h4 class="figure-title">{title}</h4><div class="plot" role="img" aria-label="{label}">{drawing}</div>'
+    title, figure = title_apart(figure)
+    figure["layout"] |= {"font": {"color": "#33393f"}}
+    drawing = plotly.io.to_html(figure, config=CONFIG, include_plotlyjs=False, full_html=False, div_id=name, validate=False)
+    label = html.escape(figure["layout"].get("meta", {}).get("sentence", ""), quote=True)
+    return f'{title}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
+
+
+def title_apart(figure: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The title of a plotly figure (as JSON) as HTML, which wraps where there is little room, and the figure without it."""
+    layout = figure["layout"]
+    title = html.escape(layout.get("meta", {}).get("title", ""))
+    layout = {**layout, "title": {"text": ""}, "margin": {**layout.get("margin", {}), "t": TOP}}
+    return f'<h4 class="figure-title">{title}</h4>', {"data": figure["data"], "layout": layout}
 
 
 def plotlyjs() -> str:

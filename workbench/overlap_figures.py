@@ -26,6 +26,7 @@ MEETS = (  # in the order of overlap.RIGHT, MOVED, NEW, OUTSIDE: legend text, co
 PARENT = {"color": figures.VERMILLION, "symbol": "diamond", "size": 12}
 CHILD = {"color": figures.BLUE, "symbol": "circle", "size": 12}
 CURVE_POINTS = 240
+MANY, COVERED = 0.5, 0.95  # of the child's tokens shared, of the text covered: below, another map is the better cure
 EXAMPLES = 12
 
 
@@ -361,3 +362,35 @@ def _tokens(
     parts = [known[name] for name in columns.split() if view.counts is not None or name not in ("rank", "count")]
     listed = list(zip(*(values for _, values in parts), strict=True))
     return table(title, sentence, [column for column, _ in parts], listed, total=len(ids), search=search)
+
+
+def next_steps(view: Overlap) -> Exhibit:
+    """What to do about two maps that differ as these do."""
+    c, weights = view.comparison, view.weights()
+    agree, shared = c.same_position == min(c.a.k, c.b.k), len(c.shared_ids) / c.b.k
+    counted = view.counts is not None and bool(weights.any())
+    silent = counted and bool((~c.b.t2d[view.special] & (weights[view.special] > 0)).any())
+    steps = [
+        (
+            agree,
+            "Every row means the same token: train or serve with the child map as it is.",
+        ),
+        (
+            not agree and shared >= MANY,
+            "The rows have moved: `workbench remap` puts them where the child's labels look, before any training.",
+        ),
+        (
+            shared < MANY,
+            f"Less than {percent(MANY)} of the child's tokens are shared: this head knows little of them; compare with keeping the "
+            "parent's map (notebook 3, *keep*).",
+        ),
+        (
+            counted and c.b.coverage(weights) < COVERED,
+            f"The child covers less than {percent(COVERED)} of the text: build a better map with `workbench map`.",
+        ),
+        (
+            silent,
+            "A special token that occurs has no row in the child: build the map anew with `workbench map`, which keeps them.",
+        ),
+    ]
+    return figures.advice(steps)

@@ -2,7 +2,8 @@
 
 Notable: a reading is one change, by name. Readings that are clearly worse on the first tokens of each document are not run on the rest.
 Two faults are found one after the other: the best change is kept, everything is tried again on top of it, and a change that turns out not
-to be needed is taken back.
+to be needed is taken back. Where a drafter does no better than a constant guess, one fault may hide that the other's cure helps: there
+every pair of changes is tried as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +18,16 @@ from workbench.replay import Progress
 from workbench.scans import Bench, Difference, Outcome, Wiring, difference, layouts, tap_scan
 
 SCREEN = 24  # chains a document on which every reading is tried first
+FEW = 8  # chains a document on which every pair of changes is tried
 SCAN = 12  # chains a document for the scan of all boundaries
 THETAS = (1e4, 1e5, 5e5, 1e6)
 CONFIRM = 4  # best readings run on all tokens, on top of a change that is kept
 MOST = 3  # changes combined at most
+# of faults that can leave a drafter at chance, so that nothing else that is mended shows
+HIDING = (
+    "taps-order", "taps-shifted", "concat-swapped", "label-shift", "norm-teacher", "norm-residual", "rope-layout", "attn-layout",
+    "embed-random", "head-row-order",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -201,22 +208,73 @@ def scan(
 
 
 def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _: None) -> list[Ranked]:
-    """The changes that are needed, the best first and each on top of those before; at most MOST.
+    """The changes that are needed, at most MOST, each with what it gains once all the others are made.
 
-    What is best alone may only have stood in for a change that shows once the others are made: so each change but the last is ranked again
-    on top of the others. The best one there takes its place; it is taken back where nothing is better beyond doubt.
+    The best is kept first and each next one on top of those before. What is best alone may only have stood in for a change that shows once
+    the others are made: so each change but the last is ranked again on top of the others. The best one there takes its place; it is taken
+    back where nothing is better beyond doubt. Below chance two changes at once may come first.
     """
-    kept, wiring, ranked = list[Reading](), bench.base, first
+    kept, ranked = list[Reading](), first
+    if _at_chance(bench, bench.base) and (kept := _pair(bench, first[0], progress)):
+        if _at_chance(bench, _applied(bench.base, kept)):  # rows matched by the replay mend what they saw: nats tell nothing more yet
+            return _gains(bench, kept)
+        ranked = scan(bench, _applied(bench.base, kept), progress, CONFIRM)
     while ranked and ranked[0].difference.verdict == "better":
         kept.append(ranked[0].reading)
-        wiring = ranked[0].reading.applied(wiring)
         progress(f"kept: {ranked[0].reading.name}")
-        ranked = scan(bench, wiring, progress, CONFIRM) if len(kept) < MOST else []
+        ranked = scan(bench, _applied(bench.base, kept), progress, CONFIRM) if len(kept) < MOST else []
     for one in kept[:-1]:
         others = [other for other in kept if other is not one]
         best = scan(bench, _applied(bench.base, others), progress, CONFIRM)[0]
         kept = [*others, best.reading] if best.difference.verdict == "better" else others
-    return [_on_top(bench, kept[:n], reading) for n, reading in enumerate(kept)]
+    gains = _gains(bench, kept)
+    while needless := [r.reading for r in gains if r.difference.verdict != "better"]:
+        gains = _gains(bench, [one for one in kept if one is not needless[0]])
+        kept = [r.reading for r in gains]
+    return gains
+
+
+def _accepted(bench: Bench, wiring: Wiring, most: int | None = None) -> Outcome:
+    """A run whose loss is -1 for each draft token that would be accepted."""
+    out = bench.run(wiring, most)
+    return out._replace(loss=-out.hit.cumprod(1).float())
+
+
+def _at_chance(bench: Bench, wiring: Wiring) -> bool:
+    """Whether the verifier's top tokens cost no less than by the best guess that never changes: the entropy of these tokens."""
+    share = bench.replay.teacher[wiring.norms].ids[bench.scene().chains + 1, 0].bincount().double()
+    share = share[share > 0] / share.sum()
+    return float(bench.run(wiring).cost.double().mean()) > -float((share * share.log()).sum())
+
+
+def _pair(bench: Bench, best: Ranked, progress: Progress) -> list[Reading]:
+    """The two changes of kinds that can hide each other that do best together; none where the best one alone does as well.
+
+    Judged by accepted draft tokens: at chance, nats reward whatever makes the drafter less sure.
+    """
+    base, alone = bench.base, _accepted(bench, best.reading.applied(bench.base))
+    changes = [r for r in readings(bench, base) if r.code in HIDING and _moved(r, base) != 1]
+    changes.sort(key=lambda r: r.applied(base).body == base.body)  # what needs no other run of the body comes on top of what does
+    tried: list[tuple[torch.Tensor, Reading, Reading]] = []
+    for number, one in enumerate(changes):
+        wiring = one.applied(base)
+        if one.code != "head-row-order":
+            bench.maps |= other_maps(bench, wiring)
+        others = [r for r in changes[number + 1 :] if not (r.change.keys() & one.change.keys() or r.config.keys() & one.config.keys())]
+        tried += [(_accepted(bench, other.applied(wiring), FEW).loss.mean(), one, other) for other in others]
+        progress(f"{one.name} with {len(others)} others")
+    found = []
+    for _, one, other in sorted(tried, key=lambda pair: pair[0])[:CONFIRM]:
+        bench.maps |= other_maps(bench, one.applied(base))
+        found.append((difference(_accepted(bench, _applied(base, (one, other))), alone), one, other))
+    gain, *pair = min(found, key=lambda pair: pair[0].loss)
+    bench.maps |= other_maps(bench, pair[0].applied(base))
+    return pair if gain.verdict == "better" else []
+
+
+def _moved(reading: Reading, base: Wiring) -> int:
+    """How many taps a reading moves: one alone is never at chance."""
+    return sum(a != b for a, b in zip(reading.change.get("taps", base.taps), base.taps, strict=True))
 
 
 def _applied(base: Wiring, changes: Iterable[Reading]) -> Wiring:
@@ -225,8 +283,11 @@ def _applied(base: Wiring, changes: Iterable[Reading]) -> Wiring:
     return base
 
 
-def _on_top(bench: Bench, before: Sequence[Reading], reading: Reading) -> Ranked:
-    """What a change gains once those before it are made."""
-    old = _applied(bench.base, before)
-    new = reading.applied(old)
-    return Ranked(reading, difference(bench.run(new), bench.run(old), _by_cost(new, old)))
+def _gains(bench: Bench, changes: Sequence[Reading]) -> list[Ranked]:
+    """What each change gains once the others are made."""
+    found = []
+    for one in changes:
+        old = _applied(bench.base, [other for other in changes if other is not one])
+        new = one.applied(old)
+        found.append(Ranked(one, difference(bench.run(new), bench.run(old), _by_cost(new, old))))
+    return found

@@ -285,13 +285,14 @@ def write_index(folder: Path, results: Sequence[RunResult], title: str, differs:
 
 
 def _headlines(runs: Sequence[dict[str, Any]]) -> str:
-    """One row a run, one column a headline number, as HTML that sorts in the page."""
+    """One row a run, one column a headline number, as HTML that sorts in the page; none for notebooks that have no number in common."""
+    if len({run["notebook"] for run in runs}) == len(runs):
+        return ""
     labels = list(dict.fromkeys(entry["label"] for run in runs for entry in run["verdict"]))
     columns = [figures.Column(name) for name in ("run", "what differs", "status")]
-    columns += [figures.Column("seconds", "number"), *(figures.Column(label, "number") for label in labels)]
+    columns += [figures.Column("seconds", "number"), *(figures.Column(label, "value") for label in labels)]
     rows = []
     for run in runs:
-        numbers = {entry["label"]: entry["value"] for entry in run["verdict"] if isinstance(entry["value"], int | float)}
-        shown = [numbers.get(label) for label in labels]
-        rows.append([run["notebook"], run["differs"], run["status"], run["seconds"], *(n and float(f"{n:.4g}") for n in shown)])
+        shown = {entry["label"]: entry["shown"] for entry in run["verdict"]}
+        rows.append([run["notebook"], run["differs"], run["status"], run["seconds"], *map(shown.get, labels)])
     return figures.Table(columns, rows).to_html()

@@ -157,6 +157,8 @@ def _claimed(out: Path, runs: Sequence[Run]) -> Iterator[None]:
 
 def compare(folders: Sequence[str | Path]) -> dict[str, dict[str, list[Any]]]:
     """What differs between runs: {"parameters", "versions", "results"} -> {name: one value a run, None where it has none}."""
+    if len(folders) < 2:
+        raise InputError(f"nothing to compare {folders[0]} with: give two run folders or more")
     told: list[dict[str, Mapping[str, Any]]] = []
     for folder in map(Path, folders):
         if not (folder / "status.json").is_file():
@@ -198,4 +200,6 @@ def compare_text(folders: Sequence[str | Path], changed: Mapping[str, Mapping[st
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        return f"{len(value)} entries, see results.json"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

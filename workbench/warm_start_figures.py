@@ -16,7 +16,7 @@ from workbench.lineage import HeadRows, lineage, misalignment_index
 from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT
 from workbench.texts import percent
 from workbench.train_settings import StepRecord
-from workbench.warm_start import Case, Measured, Trained
+from workbench.warm_start import HEALTHY, LEAKY, Case, Measured, Trained
 
 STYLE = {  # of each way to start: colour, dash, marker
     "keep": (figures.GREY, "dot", "square"),
@@ -161,3 +161,36 @@ def outcome(trained: Mapping[str, Trained]) -> Exhibit:
         measured |= {f"{way}, at the start": t.before, f"{way}, after {len(t.records)} steps": t.after}
     lead = ", ".join(f"{way} {t.before.accept_length:.2f} → {t.after.accept_length:.2f}" for way, t in trained.items())
     return starts(measured, f"Simulated accept length on held-out answers: {lead}")
+
+
+def next_steps(measured: Mapping[str, Measured | None], trained: Mapping[str, Trained]) -> Exhibit:
+    """What to do about a drafter that starts and trains as this one."""
+    naive, remapped, keep = (measured[way] for way in ("naive", "remapped", "keep"))
+    bound = math.log(remapped.k)
+    leaky, sound = remapped.found.get("leak", 0.0) > LEAKY, remapped.found["full_acc_0"] >= HEALTHY
+    best = max([t.after.accept_length for way, t in trained.items() if way == "remapped"], default=remapped.accept_length)
+    steps = [
+        (
+            naive is not None and naive.cross[0] > bound,
+            "The naive start is worse than guessing: train from the folder `remapped`, never from the parent's.",
+        ),
+        (
+            leaky,
+            f"Made rows take more than {percent(LEAKY)} of the probability: another `init`, or some steps that train these rows alone.",
+        ),
+        (
+            not leaky and not sound,
+            f"Remapped, less than {percent(HEALTHY)} of the first draft tokens are right: before training, see what the drafter is "
+            "fed (notebook 2).",
+        ),
+        (
+            keep.accept_length >= best,
+            f"With its own vocabulary (*keep*, {keep.accept_length:.2f}) the untrained parent accepts as much as the remapped drafter "
+            f"now ({best:.2f}): train *keep* too (`ways`) before the new vocabulary is chosen.",
+        ),
+        (
+            sound and not leaky,
+            "The remapped start is sound: `workbench extract`, `workbench train --drafter REMAPPED`, then `workbench accept`.",
+        ),
+    ]
+    return figures.advice(steps)

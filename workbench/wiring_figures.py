@@ -16,12 +16,13 @@ from workbench.findings import SEVERITIES
 from workbench.forecast import DIFFERENT, differences
 from workbench.inspector import Inspection
 from workbench.readings import SCAN
-from workbench.scans import LEAST, Outcome
+from workbench.scans import LEAST, LEVEL, Outcome
 from workbench.texts import percent
 
 SHOWN = {"better": (figures.VERMILLION, "diamond"), "worse": (figures.BLUE, "circle"), "undecidable": (figures.GREY, "circle-open")}
 SCALE = [[0, figures.VERMILLION], [0.5, "#f3f3f3"], [1, figures.BLUE]]
 CLIP = 1.0  # nats at which the heat map's colours end
+MATTERS = 0.05  # nats a token that a reading must be able to gain for a longer replay to be worth its time
 LEGIBLE = 40  # boundaries; more cells are too narrow for their number
 
 
@@ -139,10 +140,17 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     gain, slot, k = min(gains)
     title = f"No tap reads better elsewhere: the most that a move gains is {max(-gain, 0):.3f} nats"
     if gain < -LEAST:
-        title = f"Tap {slot} reads better from h_{k} than from h_{wired[slot]}: {gain:+.2f} nats"
+        best_move = (*wired[:slot], k, *wired[slot + 1 :])
+        sure = any(r.difference.verdict == "better" and r.reading.change.get("taps") == best_move for r in i.ranked)
+        title = f"Tap {slot} reads {'better' if sure else 'no worse'} from h_{k} than from h_{wired[slot]}: {gain:+.2f} nats"
+        title += "" if sure else ", which these tokens cannot decide"
+    moved = [(s, a, b) for s, (a, b) in enumerate(zip(wired, taps or wired, strict=True)) if a != b]
+    if moved:
+        alone = [f"tap {s} at h_{b} for h_{a}: {i.cells[s, i.boundaries.index(b)]:+.2f} nats" for s, a, b in moved]
+        title = f"Moved alone, {'; '.join(alone)}"
     far = abs(np.array(i.boundaries) - np.array(wired)[:, None])  # [A, boundaries]
     harm = "; ".join(f"tap {s} {max(row[d == 1], default=0.0):+.3f}" for s, (row, d) in enumerate(zip(i.cells, far, strict=True)))
-    sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most; vermillion gains, "
+    sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most; orange gains, "
     sentence += f"blue costs, colours end at {CLIP:g} nat. One boundary off changes at most: {harm} nats."
     legible, marked = len(i.boundaries) <= LEGIBLE, [{a, b} for a, (*_, b) in zip(taps or wired, gains, strict=True)]
     text = [
@@ -208,7 +216,8 @@ def readings(i: Inspection) -> Exhibit:
     ]  # fmt: skip
     worse = sum(r.difference.verdict == "worse" for r in i.ranked)
     title = f"{worse} of {len(i.ranked)} readings are refused, {len(few)} cannot be decided on {len(i.replay.ids):,} tokens"
-    sentence = "What cannot be decided is bounded by its interval: a longer replay narrows it. "
+    sentence = f"Better or worse is what differs by more than {LEAST:g} nats with {100 * LEVEL:.1f} % certainty; what cannot be decided is "
+    sentence += "bounded by its interval, which a longer replay narrows. "
     sentence += f"Needed together: {', '.join(r.reading.name for r in i.kept)}." if i.kept else "No change is needed."
     columns = [Column("reading"), Column("nats a token", "value"), Column("95 % interval", "value"), Column("accept length", "number")]
     return table(title, sentence, [*columns, Column("tokens compared", "number"), Column("verdict", "mark")], lines, search=True)
@@ -230,3 +239,41 @@ def changed(before: Outcome, after: Outcome, words: str) -> Exhibit:
     panels = {"xaxis": {"domain": [0, 0.44]}, "xaxis2": {"domain": [0.56, 1], "anchor": "y2"}, "yaxis": {"rangemode": "tozero"}}
     panels["yaxis2"] = {"anchor": "x2", "title": {"text": "right (%)"}, "rangemode": "tozero"}
     return plot(title, sentence, traces, "TTT step", "loss (nats)", height=330, **panels)
+
+
+def next_steps(i: Inspection) -> Exhibit:
+    """What to do about a drafter that is wired as this one."""
+    verdicts = {r.difference.verdict for r in i.ranked}
+    open_ones = any(r.difference.verdict == "undecidable" and r.difference.low < -MATTERS for r in i.ranked)
+    wrong, odd = any(f.severity != "note" for f in i.doctor.findings), any(len(inspector.treatments(row)) > 1 for row in i.tensors)
+    steps = [
+        (
+            "better" in verdicts,
+            "Another wiring fits beyond doubt: change what the drafter is fed, not its weights, then run this page again.",
+        ),
+        (
+            len(i.kept) > 1,
+            f"{len(i.kept)} changes are needed together: make all of them before anything is measured.",
+        ),
+        (
+            wrong and "better" not in verdicts,
+            "The findings above have nothing to do with the wiring: cure them first, each names its command.",
+        ),
+        (
+            odd,
+            "Engines treat tensors differently: where yours is the odd one, `workbench convert` writes what it reads as meant.",
+        ),
+        (
+            open_ones,
+            f"A reading that may gain more than {MATTERS:g} nats cannot be decided: record a longer replay (`workbench replay record`).",
+        ),
+        (
+            i.bench is None,
+            f"No reading could be tried: {i.why}.",
+        ),
+        (
+            i.bench is not None and not wrong,
+            "The wiring is sound: if acceptance is low, compare the maps (notebook 1), then what training said (notebook 4).",
+        ),
+    ]
+    return figures.advice(steps)

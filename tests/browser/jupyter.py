@@ -140,7 +140,7 @@ class Figure:
 
     @property
     def title(self) -> str:
-        return self.plot.evaluate("plot => plot.layout.title.text")
+        return self.plot.evaluate("plot => plot.layout.meta.title")
 
     def values(self, trace: int, axis: str) -> list[Any]:
         """What a trace holds on an axis."""

@@ -111,7 +111,7 @@ def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[st
     assert "chosen tokens, first" in cell.inner_text()
 
     cell.get_by_label("slice").select_option("code")
-    assert "of code" in share.changes("plot.layout.title.text", before)
+    assert "of code" in share.changes("plot.layout.meta.title", before)
 
     parent, bars = cell.get_by_label("parent"), headline.values(0, "x")
     parent.fill("/nowhere/map")
@@ -169,10 +169,10 @@ def test_layer_wiring(browser: Browser, address: str, tmp_path: Path) -> None:
 
     before = compared.title
     cell.get_by_label("readings").select_option("label +1")
-    assert "label +1" in compared.changes("plot.layout.title.text", before)
+    assert "label +1" in compared.changes("plot.layout.meta.title", before)
     cell.get_by_role("button", name="as wired").click()
     heat.changes(now, [2, 2, 0])
-    notebook.page.wait_for_function("plot => plot.layout.title.text.startsWith('As wired')", arg=compared.plot.element_handle())
+    notebook.page.wait_for_function("plot => plot.layout.meta.title.startsWith('As wired')", arg=compared.plot.element_handle())
     finish(notebook, tmp_path)
 
 

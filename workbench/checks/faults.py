@@ -84,7 +84,7 @@ FAULTS: dict[str, Fault] = {
     "doc-leak": Fault("Packed documents see each other", "replay alone and packed", "mask attention by document"),
     "attn-layout": Fault("q, k and v are fused in another order than they are read", "replay of both layouts", "permute the fused rows", "NVIDIA-NeMo/RL#2802"),
     # config, run, engines, files
-    "wrong-model": Fault("No EAGLE-3 drafter: the verifier, an adapter or an older EAGLE", "names and shapes of the tensors", "give the drafter's folder", "SafeAILab/EAGLE#265"),
+    "wrong-model": Fault("No EAGLE-3 drafter: the verifier, an adapter or an older EAGLE", "names and shapes of the tensors", "give the drafter first and its verifier as the verifier", "SafeAILab/EAGLE#265"),
     "config-weights": Fault("Config and tensors disagree", "layers, heads, widths, vocabularies, biases, tied flag", CURE, "sgl-project/sglang#33966 sgl-project/SpecForge#139 NVIDIA-NeMo/Automodel#2319 SafeAILab/EAGLE#249"),
     "config-run": Fault("The run's settings and the saved config disagree", "run file, config and weights side by side", "copy the run's settings into the config, or train again with those of the config", "NVIDIA-NeMo/Automodel#2897 vllm-project/vllm#46488 NVIDIA-NeMo/RL#3699"),
     "config-special": Fault("bos, eos or pad of the config are not the tokenizer's", "ids side by side", "write the tokenizer's ids into the config", "vllm-project/speculators#613 vllm-project/speculators#393 SafeAILab/EAGLE#258"),

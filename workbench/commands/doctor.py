@@ -53,6 +53,8 @@ def cure(
 
 
 def _text(result: dict[str, Any]) -> str:
+    from workbench.checks import CHECKS
+
     lines = []
     for one in result["findings"]:
         lines += [f"{one['severity']:<8} {one['code']}  {one['title']}", f"         in {one['where']}"]
@@ -61,5 +63,7 @@ def _text(result: dict[str, Any]) -> str:
     needs: dict[str, list[str]] = {}
     for one in result["skipped"]:
         needs.setdefault(one["needs"], []).append(one["check"])
-    lines += [f"skipped without {need}: {', '.join(names)}" for need, names in needs.items()]
-    return "\n".join([*lines, f"verdict: {result['verdict']}"])
+    for need, names in needs.items():
+        lines.append(f"skipped without {need}: {', '.join(names) if len(names) < len(CHECKS) else 'all checks'}")
+    ran = len(CHECKS) - len(result["skipped"])
+    return "\n".join([*lines, f"verdict: {result['verdict']} ({ran} of {len(CHECKS)} checks ran)"])
