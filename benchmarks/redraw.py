@@ -52,9 +52,16 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         figure.changes(what, before)
         return time.perf_counter() - started
 
-    def pick(n: int) -> float:
+    def pick(n: int) -> object:
         """Another slice of the text."""
-        return timed(lambda: cell.get_by_label("slice").select_option(index=n % 2 + 1), Figure(notebook, cell, 2), share)
+        return cell.get_by_label("slice").select_option(index=n % 2 + 1)
+
+    def sliced(n: int) -> float:
+        return timed(lambda: pick(n), Figure(notebook, cell, 2), share)
+
+    def named(n: int) -> float:
+        """The most frequent tokens, ringed in the picture of all rows."""
+        return timed(lambda: pick(n), picture, "[...plot._fullData[4].x].slice(0, 40)")
 
     def draw(n: int) -> None:
         """A box around the n-th strip of points, but for letting the button go; a drag within an older box would move that one."""
@@ -74,7 +81,7 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         """Another parent: the child's own map, and back."""
         field = cell.get_by_label("parent")
         field.fill([given["child"], given["parent"]][n % 2])
-        return timed(lambda: field.press("Enter"), headline, "plot.data[0].x")
+        return timed(lambda: field.press("Enter"), headline, "[...plot._fullData[0].x]")
 
     curve = notebook.cell("live.coverage(")
     tokens = notebook.cell("live.tokens(")
@@ -96,7 +103,14 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         tokens.get_by_text(f"Tokens that match {number}").wait_for()
         return time.perf_counter() - started
 
-    return {"box around points": box, "slice": pick, "K": k, "search": search, "another map (read from disk)": maps}
+    return {
+        "box around points: share": box,
+        "slice: share": sliced,
+        "slice: rings in the picture of 51,500 points": named,
+        "K": k,
+        "search": search,
+        "another map, read from disk": maps,
+    }
 
 
 if __name__ == "__main__":

@@ -169,29 +169,55 @@ def test_two_faults_are_both_found(workbench, wired, tmp_path) -> None:
     assert "halves of the attention input exchanged" in shown.out
 
 
-def test_a_change_that_stood_in_for_another_makes_way(bench, monkeypatch) -> None:
-    """Hand case: a late label is the best single change, but halves and token are the pair that was wrong; each gain is its own step's."""
-    nats = {(0, 0, False): 6.0, (1, 0, False): 5.5, (0, -1, False): 4.0, (0, 0, True): 5.0, (0, -1, True): 3.0, (1, 0, True): 0.0}
-    changes = [Reading(f"{name} {value}", "", {name: value}) for name in ("token_shift", "label_shift") for value in (-1, 0, 1)]
-    changes += [Reading(f"swapped {value}", "", {"swapped": value}) for value in (False, True)]
+class Table:
+    """A bench by hand: nats by (token shift, label shift, halves exchanged), 7 where none are given; below 1 all draft tokens hit."""
 
-    class Table:
-        base = bench.base
+    def __init__(self, bench: Bench, nats: dict[tuple, float], monkeypatch: pytest.MonkeyPatch):
+        self.base, self.maps, self.nats = bench.base, {}, nats
+        self.changes = [Reading(f"{name} {x}", "label-shift", {name: x}) for name in ("token_shift", "label_shift") for x in (-1, 0, 1)]
+        self.changes += [Reading(f"swapped {x}", "concat-swapped", {"swapped": x}) for x in (False, True)]
+        monkeypatch.setattr(readings, "scan", self.ranked)
+        monkeypatch.setattr(readings, "readings", lambda _table, base: [c for c in self.changes if c.applied(base) != base])
+        monkeypatch.setattr(readings, "other_maps", lambda *_: {})
+        monkeypatch.setattr(readings, "_at_chance", lambda _table, wiring: bool(self.run(wiring).cost.mean() > 5.5))
 
-        def run(self, wiring) -> Outcome:
-            loss = torch.full((60, STEPS), nats.get((wiring.token_shift, wiring.label_shift, wiring.swapped), 7.0))
-            return Outcome(loss, loss, loss > 8, loss, loss.long(), torch.arange(12).repeat_interleave(5))
+    def run(self, wiring, _most: int | None = None) -> Outcome:
+        loss = torch.full((60, STEPS), self.nats.get((wiring.token_shift, wiring.label_shift, wiring.swapped), 7.0))
+        return Outcome(loss, loss, loss < 1, loss, loss.long(), torch.arange(12).repeat_interleave(5))
 
-    def ranked(table, base, *_) -> list[Ranked]:
-        every = [Ranked(c, difference(table.run(c.applied(base)), table.run(base))) for c in changes if c.applied(base) != base]
+    def ranked(self, _table, base, *_) -> list[Ranked]:
+        every = [Ranked(c, difference(self.run(c.applied(base)), self.run(base))) for c in self.changes if c.applied(base) != base]
         return sorted(every, key=lambda r: r.difference.loss)
 
-    monkeypatch.setattr(readings, "scan", ranked)
-    table = Table()
-    first = ranked(table, table.base)
+
+def test_a_change_that_stood_in_for_another_makes_way(bench, monkeypatch) -> None:
+    """Hand case: a late label is the best single change, but halves and token are the pair that was wrong; a gain is given the other."""
+    nats = {(0, 0, False): 5.5, (1, 0, False): 5.2, (0, -1, False): 4.0, (0, 0, True): 5.0, (0, -1, True): 3.0, (1, 0, True): 0.0}
+    table = Table(bench, nats, monkeypatch)
+    first = table.ranked(table, table.base)
     assert first[0].reading.name == "label_shift -1"
     found = combine(table, first)
-    assert [(r.reading.name, r.difference.loss) for r in found] == [("swapped True", -1.0), ("token_shift 1", -5.0)]
+    assert [(r.reading.name, round(r.difference.loss, 2)) for r in found] == [("swapped True", -5.2), ("token_shift 1", -5.0)]
+
+
+def test_two_changes_that_only_help_together_are_found_at_chance(bench, monkeypatch) -> None:
+    """Hand case: either of two changes alone makes it worse and a third one a little better, at chance."""
+    nats = {(0, 0, False): 6.0, (1, 0, False): 6.5, (0, 0, True): 6.5, (0, -1, False): 5.8, (1, 0, True): 0.5}
+    table = Table(bench, nats, monkeypatch)
+    found = combine(table, table.ranked(table, table.base))
+    assert sorted((r.reading.name, round(r.difference.loss, 2)) for r in found) == [("swapped True", -6.0), ("token_shift 1", -6.0)]
+    nats[1, 0, True] = 7.0
+    (found,) = combine(table, table.ranked(table, table.base))
+    assert found.reading.name == "label_shift -1"
+
+
+def test_a_change_that_nothing_is_gained_by_is_taken_back(bench, monkeypatch) -> None:
+    """Hand case: the second change makes the first one needless."""
+    nats = {(0, 0, False): 5.0, (0, -1, False): 4.0, (0, -1, True): 2.0, (0, 0, True): 2.0}
+    table = Table(bench, nats, monkeypatch)
+    label, swapped = (next(c for c in table.changes if c.name == name) for name in ("label_shift -1", "swapped True"))
+    found = readings._needed(table, [label, swapped])
+    assert [(r.reading.name, r.difference.loss) for r in found] == [("swapped True", -3.0)]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ class Plot(anywidget.AnyWidget):
       el.replaceChildren(place);
       const draw = () => {
         const { data, layout } = structuredClone(model.get("figure"));
-        return Plotly.react(place, data, { uirevision: true, ...layout }, { displaylogo: false });
+        const config = { displaylogo: false, plotGlPixelRatio: window.devicePixelRatio }; // its own 2 costs twice the time
+        return Plotly.react(place, data, { uirevision: true, ...layout }, config);
       };
       const tell = (kind, points) => model.send({ kind, points: points.map((point) => [point.x, point.y]) });
       model.on("change:figure", draw);

@@ -11,7 +11,7 @@ import traitlets
 from workbench import overlap_figures
 from workbench.explore import WIDE, live, remembered
 from workbench.figures import Exhibit
-from workbench.overlap import Overlap, open_overlap
+from workbench.overlap import Overlap, with_maps
 
 
 def path_field(name: str, value: str) -> widgets.Combobox:
@@ -51,16 +51,15 @@ class OverlapExplorer:
     def _now(self, parent: str, child: str) -> Overlap:
         """The overlap of the maps that are picked now, read once for all panels."""
         if (parent, child) != (self.view.inputs.get("parent"), self.view.inputs.get("child")):
-            inputs = self.view.inputs
-            self.view = open_overlap(parent, child, inputs.get("counts", ""), inputs.get("tokenizer", ""))
+            self.view = with_maps(self.view, parent, child)
             self.chosen.value = ()
         return self.view
 
     def _live(self, draw: Callable[..., Sequence[Exhibit]], **controls: Any) -> widgets.VBox:
-        def with_maps(parent: str, child: str, **values: Any) -> Sequence[Exhibit]:
+        def draw_maps(parent: str, child: str, **values: Any) -> Sequence[Exhibit]:
             return draw(self._now(parent, child), **values)
 
-        return live(with_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)
+        return live(draw_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)
 
     def positions(self, labelled: int = 300) -> widgets.VBox:
         """Headline and position picture of any two maps; what a box or lasso in the picture holds, as a share of the text and a table."""
@@ -71,10 +70,11 @@ class OverlapExplorer:
             return [overlap_figures.headline(view), picture]
 
         def draw_chosen(view: Overlap, slice: str, chosen: tuple[int, ...]) -> list[Exhibit]:
-            ids = view.comparison.a.ids[np.array(chosen, np.int64)]
+            ids = view.comparison.a.ids[np.array(self.chosen.value, np.int64)]  # other maps, read just now, have forgotten `chosen`
             return [overlap_figures.chosen_shares(view, ids, slice), overlap_figures.chosen(view, ids, slice)]
 
-        picture, below = self._live(draw, listen={1: {"select": self._selected}}), self._live(draw_chosen, chosen=self.chosen)
+        below = self._live(draw_chosen, chosen=self.chosen)  # is told of a change first: it is drawn sooner than the picture
+        picture = self._live(draw, listen={1: {"select": self._selected}})
         return widgets.VBox([picture, below.children[-1]])  # its controls, and what they have to say, stand above already
 
     def _selected(self, points: list[list[float]]) -> None:

@@ -9,7 +9,7 @@ Notable:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -142,3 +142,14 @@ def open_overlap(parent: str = "", child: str = "", counts: str = "", tokenizer:
         np.array([i for i in special if i < map_a.v], dtype=np.int64),
         {"parent": parent, "child": child, "counts": counts, "tokenizer": tokenizer},
     )
+
+
+def with_maps(view: Overlap, parent: str, child: str) -> Overlap:
+    """The same texts and counts under other maps, which alone are read; everything anew where these are of another V."""
+    from workbench.mapfiles import read_maps
+
+    inputs = {**view.inputs, "parent": parent, "child": child}
+    a, b = read_maps(parent, child)
+    if a.v != view.comparison.a.v or not (inputs["counts"] and inputs["tokenizer"]):
+        return open_overlap(**inputs)
+    return replace(view, comparison=a.compare(b), inputs=inputs)

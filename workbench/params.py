@@ -28,7 +28,10 @@ INITS = ["auto", "verifier", "mean", "random", "ridge", "procrustes", "omp", "lo
 
 
 def parameter(default: Any, help: str, **rules: Any) -> Any:
-    """A dataclass field: its default, one line of help, and rules among path=True, minimum, maximum, choices."""
+    """A dataclass field: its default, one line of help, and rules among path, minimum, maximum, choices.
+
+    path: what lies there, one of `report.OPENERS`; True for anything, "maybe" for a text that need not be a path.
+    """
     metadata = {"help": help, **rules}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -39,8 +42,8 @@ def parameter(default: Any, help: str, **rules: Any) -> Any:
 class VocabOverlap:
     """Notebook 1: do two draft vocabularies mean the same thing?"""
 
-    parent: str = parameter("", "map that the head was trained with: drafter, map folder or file; empty: the lab's parent", path=True)
-    child: str = parameter("", "map that the head is to speak, in any of the same forms; empty: the lab's child", path=True)
+    parent: str = parameter("", "map that the head was trained with: drafter, map folder or file; empty: the lab's parent", path="map")
+    child: str = parameter("", "map that the head is to speak, in any of the same forms; empty: the lab's child", path="map")
     counts: str = parameter(
         "", "token counts of the verifier's answers (.npz, .npy, .json); empty: the lab's, if a map is the lab's", path=True
     )
@@ -56,12 +59,12 @@ class VocabOverlap:
 class LayerWiring:
     """Notebook 2: is the drafter fed what it was trained on?"""
 
-    drafter: str = parameter("", "drafter to inspect: folder, file or Hugging Face id; empty: the lab's parent drafter", path=True)
-    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path=True)
+    drafter: str = parameter("", "drafter to inspect: folder, file or Hugging Face id; empty: the lab's parent drafter", path="drafter")
+    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path="verifier")
     replay: str = parameter("", "a replay file (`workbench replay record`); empty: recorded now from the prompts", path=True)
     prompts: str = parameter("", "prompts (JSONL), the held-out ones where there are splits; empty: the lab's with answers", path=True)
     tokens: int = parameter(640, "tokens of a replay that is recorded now", minimum=64, maximum=65536)
-    parent: str = parameter("", "the drafter that it was made from, for the doctor; empty: none", path=True)
+    parent: str = parameter("", "the drafter that it was made from, for the doctor; empty: none", path="drafter")
     rows: int = parameter(20, "readings drawn, and longest list of tensors", minimum=1, maximum=500)
     out: str = parameter("", "run folder for results.json; empty: nothing is written (`workbench run` sets it)")
 
@@ -70,9 +73,9 @@ class LayerWiring:
 class RemapAndTrain:
     """Notebook 3: carry a drafter over to another vocabulary and verifier, and train it."""
 
-    drafter: str = parameter("", "drafter to carry over: folder or Hugging Face id; empty: the lab's parent drafter", path=True)
-    child: str = parameter("", "map that it is to speak: drafter, map folder or file; empty: the lab's child", path=True)
-    verifier: str = parameter("", "verifier that it is to serve: folder or Hugging Face id; empty: the lab's successor", path=True)
+    drafter: str = parameter("", "drafter to carry over: folder or Hugging Face id; empty: the lab's parent drafter", path="drafter")
+    child: str = parameter("", "map that it is to speak: drafter, map folder or file; empty: the lab's child", path="map")
+    verifier: str = parameter("", "verifier that it is to serve: folder or Hugging Face id; empty: the lab's successor", path="verifier")
     chats: str = parameter("", "chats with that verifier's answers (JSONL), train and heldout; empty: the lab's successor's", path=True)
     tokens: int = parameter(768, "held-out tokens to measure on, the verifier reads them now", minimum=64, maximum=65536)
     train_tokens: int = parameter(1536, "other tokens to train on, the verifier reads them now", minimum=64, maximum=1048576)
@@ -93,8 +96,10 @@ class LossVsAccept:
 
     training: list = parameter([], "training logs: run folders, console logs, event files; none and nothing else: the lab's", path=True)  # noqa: RUF009
     serving: list = parameter([], "serving logs, metrics texts, JSON of `workbench accept`; the n-th of the n-th training", path=True)  # noqa: RUF009
-    drafter: str = parameter("", "drafter to decode with now: folder or id; empty: the lab's if nothing is given, else none", path=True)
-    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path=True)
+    drafter: str = parameter(
+        "", "drafter to decode with now: folder or id; empty: the lab's if nothing is given, else none", path="drafter"
+    )
+    verifier: str = parameter("", "its verifier: folder or Hugging Face id; empty: the lab's", path="verifier")
     prompts: str = parameter("", "prompts to decode (JSONL); empty: the lab's", path=True)
     prompt_count: int = parameter(4, "so many prompts, held-out ones where the file has splits", minimum=1, maximum=10000)
     new_tokens: int = parameter(20, "tokens to write for each", minimum=2, maximum=4096)
@@ -261,7 +266,7 @@ def _located(member: Field, value: Any, base: Path) -> Any:
     if isinstance(value, list):
         return [_located(member, str(one), base) for one in value]
     path = base / Path(value).expanduser()
-    if path.exists() and (rule is True or "/" in value):
+    if path.exists() and (rule != "maybe" or "/" in value):
         return str(path.absolute())
     if rule == "maybe" or (HUB_ID.fullmatch(value) and not path.parent.is_dir()):
         return value

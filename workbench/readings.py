@@ -227,11 +227,14 @@ def combine(bench: Bench, first: Sequence[Ranked], progress: Progress = lambda _
         others = [other for other in kept if other is not one]
         best = scan(bench, _applied(bench.base, others), progress, CONFIRM)[0]
         kept = [*others, best.reading] if best.difference.verdict == "better" else others
-    gains = _gains(bench, kept)
-    while needless := [r.reading for r in gains if r.difference.verdict != "better"]:
-        gains = _gains(bench, [one for one in kept if one is not needless[0]])
-        kept = [r.reading for r in gains]
-    return gains
+    return _needed(bench, kept)
+
+
+def _needed(bench: Bench, changes: Sequence[Reading]) -> list[Ranked]:
+    """The changes without those that gain nothing once the others are made, one after the other."""
+    gains = _gains(bench, changes)
+    needless = next((r.reading for r in gains if r.difference.verdict != "better"), None)
+    return _needed(bench, [one for one in changes if one is not needless]) if needless else gains
 
 
 def _accepted(bench: Bench, wiring: Wiring, most: int | None = None) -> Outcome:

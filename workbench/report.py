@@ -35,7 +35,9 @@ from pygments.lexers import PythonLexer
 from traitlets.config import Config
 
 from workbench import figures, params
+from workbench.checkpoint import open_drafter, open_verifier
 from workbench.errors import InputError
+from workbench.mapfiles import read_raw
 from workbench.runs import RunFolder, atomic_file, check_destination
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -44,6 +46,8 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 3600  # papermill's own default is to wait for ever
 START_SECONDS = 120
 HEADING = re.compile(r'<h2 id="([^"]+)">(.*?)<a class="anchor-link"', re.DOTALL)
+
+OPENERS = {"drafter": open_drafter, "verifier": open_verifier, "map": read_raw}  # read headers, InputError for another kind of thing
 
 Progress = Callable[[str], None]
 
@@ -89,12 +93,15 @@ def run_notebook(
         raise InputError("parameter out is set by the run itself: name the output folder with --out")
     settings = params.check(cls, given, Path.cwd())
     values = {name: getattr(settings, name) for name in given}
+    for f in fields(cls):
+        if (kind := f.metadata.get("path")) in OPENERS and Path(values.get(f.name, "")).is_absolute():  # the notebook looks an id up
+            OPENERS[kind](values[f.name])
     for name, value in values.items():
         progress(f"{path.stem}: {name} = {value!r} ({type(value).__name__})")
     if not str(out):
         raise InputError("no output folder named: a run needs a new folder for its page, results and status")
     run = RunFolder.start(Path(out), path.stem, values)
-    paths = {f.name: str(values.get(f.name, "")) for f in fields(cls) if f.metadata.get("path") is True and f.type is str}
+    paths = {f.name: str(values.get(f.name, "")) for f in fields(cls) if f.metadata.get("path") in (True, *OPENERS) and f.type is str}
     run.trace(paths, device="not reached", seed=None)  # the notebook replaces it once it knows more
     if "out" in {f.name for f in fields(cls)}:
         values["out"] = str(run.folder)

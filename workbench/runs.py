@@ -47,6 +47,8 @@ ENDS = 2**20
 def check_destination(out: Path) -> Path:
     """Return `out` absolute, or raise InputError when a new file or folder could not appear there. Writes nothing."""
     out = Path(out).expanduser().absolute()
+    if (out / "status.json").is_file() and (ended := json.loads((out / "status.json").read_text("utf-8"))["status"]) != "ok":
+        raise InputError(f"output folder {out} holds a run that is {ended}: remove it to run again there, or choose a new folder")
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"output folder {out} already holds files: nothing was written; choose a new folder or empty this one")
     if out.exists() and not out.is_dir():

@@ -143,8 +143,8 @@ class Figure:
         return self.plot.evaluate("plot => plot.layout.meta.title")
 
     def values(self, trace: int, axis: str) -> list[Any]:
-        """What a trace holds on an axis."""
-        return self.plot.evaluate("(plot, [n, axis]) => [...(plot.data[n][axis] ?? [])]", [trace, axis])
+        """What a trace holds on an axis, as numbers: plotly keeps apart what came packed."""
+        return self.plot.evaluate("(plot, [n, axis]) => [...(plot._fullData[n][axis] ?? [])]", [trace, axis])
 
     def changes(self, what: str, before: Any) -> Any:
         """Wait until a JavaScript expression of `plot` has another value than before; that value."""

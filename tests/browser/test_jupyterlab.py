@@ -107,7 +107,7 @@ def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[st
     share = Figure(notebook, cell, 2)
     before = share.title
     assert before.startswith("Without")
-    assert sum(len(picture.plot.evaluate("(plot, n) => plot.data[n].selectedpoints ?? []", n)) for n in range(5)) > 20
+    assert sum(len(picture.plot.evaluate("(plot, n) => plot._fullData[n].selectedpoints ?? []", n)) for n in range(5)) > 20
     assert "chosen tokens, first" in cell.inner_text()
 
     cell.get_by_label("slice").select_option("code")
@@ -120,7 +120,7 @@ def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[st
     expect(cell.locator(MISTAKE)).to_contain_text("/nowhere/map")
     parent.fill(given["child"])
     parent.press("Enter")
-    assert headline.changes("plot.data[0].x", bars) == [300, 300]
+    assert headline.changes("[...plot._fullData[0].x]", bars) == [300, 300]
     expect(cell.locator(MISTAKE)).to_have_count(0)
 
     notebook.rerun(cell)
@@ -151,13 +151,13 @@ def test_layer_wiring(browser: Browser, address: str, tmp_path: Path) -> None:
     notebook = opened(browser, address, "02_layer_wiring")
     cell = notebook.cell("WiringSwitch(")
     heat, compared = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
-    now = "plot.data[1].x"
+    now = "[...plot._fullData[1].x]"
     assert heat.values(1, "x") == [1, 2, 3]
     handle = cell.locator(".noUi-handle").first
     handle.focus()
     handle.press("ArrowRight")
     assert heat.changes(now, [1, 2, 3]) == [2, 2, 3]
-    loss = compared.changes("plot.data[2].y", compared.values(0, "y"))
+    loss = compared.changes("[...plot._fullData[2].y]", compared.values(0, "y"))
     assert compared.title.startswith("tap 0 to h_2")
 
     area = heat.plot.locator(".nsewdrag").first
@@ -165,7 +165,7 @@ def test_layer_wiring(browser: Browser, address: str, tmp_path: Path) -> None:
         box, before = area.bounding_box(), heat.values(1, "x")
         area.click(position={"x": box["width"] * column, "y": box["height"] * 0.9})
         assert heat.changes(now, before) == [2, 2, k]
-    assert compared.changes("plot.data[2].y", loss) != loss
+    assert compared.changes("[...plot._fullData[2].y]", loss) != loss
 
     before = compared.title
     cell.get_by_label("readings").select_option("label +1")
@@ -180,7 +180,7 @@ def test_remap_and_train(browser: Browser, address: str, tmp_path: Path) -> None
     """The batch stepper by keyboard and mouse; a training that stops at once and goes on where it was."""
     notebook = opened(browser, address, "03_remap_and_train")
     page, cell = notebook.page, notebook.cell("BatchStepper(")
-    trail, ring = Figure(notebook, cell), "plot.data[1].x[0]"
+    trail, ring = Figure(notebook, cell), "plot._fullData[1].x[0]"
     supervised, losses = trail.values(0, "x"), trail.values(0, "y")
     worst = [row for _, row in sorted(zip(losses, supervised, strict=True), key=lambda pair: -pair[0])]
     field = cell.get_by_text("click here for the keyboard")
@@ -191,12 +191,12 @@ def test_remap_and_train(browser: Browser, address: str, tmp_path: Path) -> None
         assert trail.changes(ring, before) == to
     expect(cell.get_by_text(f"Row {worst[1]:,}: label")).to_be_visible()
     page.keyboard.press("t")
-    assert trail.changes("plot.data[0].y", losses) != losses
+    assert trail.changes("[...plot._fullData[0].y]", losses) != losses
     before = trail.values(0, "y")
     page.keyboard.press("m")
-    mapped = trail.changes("plot.data[0].y", before)
+    mapped = trail.changes("[...plot._fullData[0].y]", before)
     cell.get_by_role("button", name="remapped").click()
-    assert sum(trail.changes("plot.data[0].y", mapped)) < sum(mapped)
+    assert sum(trail.changes("[...plot._fullData[0].y]", mapped)) < sum(mapped)
     before = trail.plot.evaluate(f"plot => {ring}")
     cell.get_by_role("button", name="forward").click()
     assert trail.changes(ring, before) == before + 1
@@ -219,7 +219,7 @@ def train_and_stop(notebook: Notebook, cell, done: int) -> list[float]:
     """Train until a step beyond those that are done is drawn, stop; the losses of all steps, in their order, none twice."""
     train, stop = (cell.get_by_role("button", name=name, exact=True) for name in ("train", "stop"))
     train.click()
-    notebook.until(cell, f"cell => cell.querySelector('.js-plotly-plot')?.data?.[0]?.x?.length > {done}")
+    notebook.until(cell, f"cell => cell.querySelector('.js-plotly-plot')?._fullData?.[0]?.x?.length > {done}")
     expect(stop).to_be_enabled()
     started = time.monotonic()
     stop.click()
@@ -237,7 +237,7 @@ def test_loss_vs_accept(browser: Browser, address: str, tmp_path: Path) -> None:
     notebook = opened(browser, address, "04_loss_vs_accept")
     cell = notebook.cell("BreakEven(")
     even, best = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
-    everything = "plot.data.map(trace => [trace.x, trace.y])"
+    everything = "plot._fullData.map(trace => [[...trace.x], [...trace.y]])"
     before = even.plot.evaluate(f"plot => {everything}")
     speed = cell.get_by_label("tokens/s")
     speed.fill("500")
