@@ -61,7 +61,7 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
 
     def named(n: int) -> float:
         """The most frequent tokens, ringed in the picture of all rows."""
-        return timed(lambda: pick(n), picture, "[...plot._fullData[4].x].slice(0, 40)")
+        return timed(lambda: pick(n + 1), picture, "[...plot._fullData[4].x].slice(0, 40)")
 
     def draw(n: int) -> None:
         """A box around the n-th strip of points, but for letting the button go; a drag within an older box would move that one."""

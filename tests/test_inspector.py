@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +68,10 @@ def test_a_clean_drafter_is_left_alone(clean: Inspection) -> None:
     assert list(clean.kept) == []
     assert shown["ranked"].title.startswith("No other wiring fits better")
     assert shown["tap_heat"].title.startswith("No tap reads better elsewhere")
+    assert wiring_figures.tap_heat(clean, (2, 2, 3)).title.startswith("Moved alone, tap 0 at h_2 for h_1: +")
+    lowered = replace(clean, cells=clean.cells - np.eye(len(clean.cells), clean.cells.shape[1]))
+    assert wiring_figures.tap_heat(lowered).title.endswith("which these tokens cannot decide")
+    assert [row[0].split(":")[0] for row in wiring_figures.next_steps(clean).body.rows][-1] == "The wiring is sound"
     assert "No change is needed" in shown["readings"].sentence
     assert len(shown["readings"].body.rows) == len(clean.ranked)
 
@@ -80,6 +85,8 @@ def test_a_fault_is_named_wherever_it_belongs(rotated: Inspection) -> None:
     texts = [note.text for note in shown["flow"].body.layout.annotations]
     assert any("taps h_2, h_3, h_1" in text and "taps-order" in text for text in texts)
     assert "fit better, first of all taps 1, 2, 3 (order)" in shown["ranked"].title
+    assert shown["tap_heat"].title.startswith("Tap 2 reads better from")
+    assert wiring_figures.next_steps(rotated).title == "Another wiring fits beyond doubt"
     run = RunFolder()
     inspector.report(run, rotated)
     assert 3 <= len(run.results["verdict"]) <= 5

@@ -11,7 +11,7 @@ from tests import overlap_cases
 from workbench import lab
 from workbench.errors import InputError
 from workbench.mapping import VocabMap
-from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap, open_overlap, summarise
+from workbench.overlap import MOVED, NEW, OUTSIDE, RIGHT, Overlap, open_overlap, summarise, with_maps
 from workbench.runs import RunFolder
 
 PARENT, CHILD = VocabMap.from_ids(np.array([0, 2, 4, 6]), 8), VocabMap.from_ids(np.array([0, 4, 5, 6]), 8)
@@ -103,6 +103,19 @@ def test_opening_reads_maps_counts_and_texts(tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.ones(999, dtype=np.int64))
     with pytest.raises(InputError, match="another verifier"):
         open_overlap(given_paths["parent"], given_paths["child"], str(tmp_path / "other.npy"))
+
+
+def test_other_maps_under_the_same_texts(tmp_path: Path) -> None:
+    """Only the maps are read again, unless their V is another one: then the counts do not fit, and it says so."""
+    given_paths = overlap_cases.write_small_case(tmp_path)
+    view = open_overlap(**given_paths)
+    same = with_maps(view, given_paths["child"], given_paths["child"])
+    assert same.comparison.same_position == 300
+    assert (same.counts is view.counts, same.tokens is view.tokens) == (True, True)
+    assert same.inputs == {**given_paths, "parent": given_paths["child"]}
+    VocabMap.from_ids(np.arange(8), 999).write(tmp_path / "other")
+    with pytest.raises(InputError, match="another verifier"):
+        with_maps(view, str(tmp_path / "other"), str(tmp_path / "other"))
 
 
 def test_a_map_of_the_lab_brings_its_counts_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

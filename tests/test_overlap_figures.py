@@ -12,7 +12,7 @@ from workbench.figures import Exhibit, Table
 from workbench.mapping import VocabMap
 from workbench.overlap import Overlap, open_overlap
 
-ALL = ("headline", "positions", "labels", "label_examples", "coverage", "slices", "gained", "lost", "special")
+ALL = ("next_steps", "headline", "positions", "labels", "label_examples", "coverage", "slices", "gained", "lost", "special")
 FIGURES = ("headline", "positions", "labels", "coverage", "slices")
 
 
@@ -91,6 +91,18 @@ def test_tables_rank_by_count_and_say_what_was_cut(small: Overlap) -> None:
         assert counts == sorted(counts, reverse=True)
         assert counts[0] == small.weights()[ids].max()
         assert (len(counts), shown.body.total, shown.body.search) == (10, len(ids), True)
+
+
+def test_next_steps_are_those_that_apply(small: Overlap) -> None:
+    """Moved rows, a thin vocabulary and a special token without a row here; equal maps can be used as they are."""
+    assert [row[0].split(":")[0] for row in rows_of(drawn.next_steps(small))] == [
+        "The rows have moved",
+        "The child covers less than 95 % of the text",
+        "A special token that occurs has no row in the child",
+    ]
+    b = small.comparison.b
+    (same,) = rows_of(drawn.next_steps(Overlap(b.compare(b))))
+    assert same[0].startswith("Every row means the same token")
 
 
 def test_label_examples_name_what_the_head_means(small: Overlap) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench import report
+from workbench import lab, report
 from workbench.errors import InputError
 from workbench.report import find_notebook, run_notebook
 
@@ -121,6 +121,20 @@ def test_bad_parameters_stop_before_anything_is_written(
     assert os.listdir(tmp_path) == ["nb.ipynb"]
 
 
+def test_what_a_path_holds_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter for a verifier, or a folder of neither, is told before a kernel starts; nothing is written."""
+    monkeypatch.setattr(report, "_execute", lambda *_: pytest.fail("a kernel was started"))
+    drafter = str(lab.DATA / "parent-drafter")
+    for notebook, given, said in (
+        ("02_layer_wiring", {"drafter": drafter, "verifier": drafter}, "expected its verifier here"),
+        ("03_remap_and_train", {"drafter": str(tmp_path)}, "no weights"),
+        ("01_vocab_overlap", {"parent": str(tmp_path)}, str(tmp_path)),
+    ):
+        with pytest.raises(InputError, match=said):
+            run_notebook(notebook, given, "", tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier run is never overwritten, and a folder has to be named."""
     monkeypatch.setattr(report, "_execute", lambda *_: pytest.fail("a kernel was started"))
@@ -128,6 +142,9 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "status.json").write_text("{}")
     with pytest.raises(InputError, match="already holds files"):
+        run_notebook(tmp_path / "nb.ipynb", {}, "", tmp_path / "out")
+    (tmp_path / "out" / "status.json").write_text('{"status": "failed"}')
+    with pytest.raises(InputError, match="a run that did not end well: nothing was written; choose a new folder or remove"):
         run_notebook(tmp_path / "nb.ipynb", {}, "", tmp_path / "out")
     with pytest.raises(InputError, match="no output folder"):
         run_notebook(tmp_path / "nb.ipynb", {}, "", "")
@@ -203,6 +220,7 @@ def test_the_lab_report_runs_every_notebook(tmp_path: Path, monkeypatch: pytest.
     assert page.index("b/report.html") < page.index("a/report.html") < page.index("c/report.html")
     assert "&lt;i&gt;no&lt;/i&gt;" in page
     assert page.count("<b>3</b>") == 3
+    assert "<table>" not in page  # three notebooks have no number in common
     assert len(page) < 60_000
     with pytest.raises(InputError, match="already holds files"):
         report.lab_report(tmp_path / "out")

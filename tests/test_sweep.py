@@ -133,5 +133,7 @@ def test_compare_says_what_differs(tmp_path: Path, workbench) -> None:
     shown = workbench("compare", *folders)
     assert "k: 1 | 2" in shown.out
     assert "versions: equal" in shown.out
+    alone = workbench("compare", folders[0])
+    assert (alone.code, "two run folders or more" in alone.err) == (2, True)
     refused = workbench("compare", tmp_path, folders[0])
     assert (refused.code, refused.err.count("\n")) == (2, 1)

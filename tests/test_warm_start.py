@@ -185,6 +185,9 @@ def test_the_figures_say_their_numbers(
     assert names == list(warm_start.WAYS)
     curves = warm_start_figures.curves({way: t.records for way, t in trained.items()}, 40)
     assert [list(line.y) for line in curves.body.data] == [[r.loss_k[0] for r in t.records] for t in trained.values()]
+    steps = [row[0].split(":")[0] for row in rows_of(warm_start_figures.next_steps(measured, trained))]
+    assert (steps[0] == "The naive start is worse than guessing") == (naive.cross[0] > np.log(40))
+    assert ("The remapped start is sound" in steps) != any("first draft tokens" in step or "Made rows" in step for step in steps)
     last = rows_of(warm_start_figures.outcome(trained))
     assert [row[0] for row in last[:2]] == ["keep, at the start", "keep, after 4 steps"]
     assert last[1][-1] == round(trained["keep"].after.accept_length, 2)

@@ -86,10 +86,19 @@ class Plot(anywidget.AnyWidget):
     async function render({ model, el }) {
       const place = document.createElement("div");
       el.replaceChildren(place);
-      const draw = () => {
+      const react = () => {
         const { data, layout } = structuredClone(model.get("figure"));
         const config = { displaylogo: false, plotGlPixelRatio: window.devicePixelRatio }; // its own 2 costs twice the time
         return Plotly.react(place, data, { uirevision: true, ...layout }, config);
+      };
+      let waits = false;
+      const draw = () => { // figures take turns and each is painted before the next, so that a small one need not wait for a large one
+        if (waits) return;
+        waits = true;
+        const painted = () => new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
+        const turn = (globalThis.workbenchTurn ?? Promise.resolve()).then(() => { waits = false; return react(); });
+        globalThis.workbenchTurn = turn.catch(console.error).then(painted);
+        return turn;
       };
       const tell = (kind, points) => model.send({ kind, points: points.map((point) => [point.x, point.y]) });
       model.on("change:figure", draw);

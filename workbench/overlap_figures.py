@@ -381,12 +381,12 @@ def next_steps(view: Overlap) -> Exhibit:
         ),
         (
             shared < MANY,
-            f"Less than {percent(MANY)} of the child's tokens are shared: this head knows little of them; compare with keeping the "
+            f"Less than {100 * MANY:.0f} % of the child's tokens are shared: this head knows little of them; compare with keeping the "
             "parent's map (notebook 3, *keep*).",
         ),
         (
             counted and c.b.coverage(weights) < COVERED,
-            f"The child covers less than {percent(COVERED)} of the text: build a better map with `workbench map`.",
+            f"The child covers less than {100 * COVERED:.0f} % of the text: build a better map with `workbench map`.",
         ),
         (
             silent,

@@ -47,10 +47,9 @@ ENDS = 2**20
 def check_destination(out: Path) -> Path:
     """Return `out` absolute, or raise InputError when a new file or folder could not appear there. Writes nothing."""
     out = Path(out).expanduser().absolute()
-    if (out / "status.json").is_file() and (ended := json.loads((out / "status.json").read_text("utf-8"))["status"]) != "ok":
-        raise InputError(f"output folder {out} holds a run that is {ended}: remove it to run again there, or choose a new folder")
     if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"output folder {out} already holds files: nothing was written; choose a new folder or empty this one")
+        holds = "a run that did not end well" if _ended_badly(out) else "files"
+        raise InputError(f"output folder {out} already holds {holds}: nothing was written; choose a new folder or remove this one")
     if out.exists() and not out.is_dir():
         raise InputError(f"output {out} already exists: nothing was written; choose another name or move it away")
     parent = out if out.exists() else out.parent
@@ -61,6 +60,13 @@ def check_destination(out: Path) -> Path:
     if not os.access(parent, os.W_OK) or not parent.stat().st_mode & 0o222:
         raise InputError(f"output {out} cannot be created: folder {parent} is read-only; choose a writable place")
     return out
+
+
+def _ended_badly(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "status.json").read_text("utf-8"))["status"] in ("failed", "interrupted")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 @contextmanager

@@ -176,12 +176,11 @@ def next_steps(measured: Mapping[str, Measured | None], trained: Mapping[str, Tr
         ),
         (
             leaky,
-            f"Made rows take more than {percent(LEAKY)} of the probability: another `init`, or some steps that train these rows alone.",
+            f"Made rows take more than {100 * LEAKY:.0f} % of the probability: another `init`, or some steps that train these rows alone.",
         ),
         (
             not leaky and not sound,
-            f"Remapped, less than {percent(HEALTHY)} of the first draft tokens are right: before training, see what the drafter is "
-            "fed (notebook 2).",
+            f"Remapped, less than a third of the first draft tokens are right: before training, see what the drafter is fed (notebook 2).",
         ),
         (
             keep.accept_length >= best,
