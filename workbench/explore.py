@@ -73,6 +73,31 @@ def _mistake(error: Exception) -> str:
 Heard = Callable[[list[list[Any]]], None]
 
 
+# What all widgets of a page share: plotly, once it is there, and the figures that wait for their turn.
+_SHARED = """
+const shared = globalThis.workbench ??= (() => {
+  let found;
+  const plotly = new Promise((resolve) => { found = resolve; });
+  return { plotly, found, turns: [] };
+})();
+"""
+
+
+class _Library(anywidget.AnyWidget):
+    """plotly.js for all figures of a kernel: sent once, and as data, since anywidget gives a widget's own code two seconds to load."""
+
+    _esm = (
+        _SHARED
+        + """
+    function initialize({ model }) {
+      setTimeout(() => { new Function(model.get("code"))(); shared.found(globalThis.Plotly); });
+    }
+    export default { initialize };
+    """
+    )
+    code = traitlets.Unicode().tag(sync=True)
+
+
 class Plot(anywidget.AnyWidget):
     """A plotly figure on the screen, as wide as its place; what was zoomed or selected stays when it is drawn anew.
 
@@ -80,26 +105,28 @@ class Plot(anywidget.AnyWidget):
     """
 
     _esm = (
-        "const Plotly = globalThis.workbenchPlotly ??= (() => { "
-        + plotlyjs()
-        + """; return globalThis.Plotly; })();
+        _SHARED
+        + """
     async function render({ model, el }) {
-      const place = document.createElement("div");
+      const Plotly = await shared.plotly, place = document.createElement("div");
       el.replaceChildren(place);
       const react = () => {
         const { data, layout } = structuredClone(model.get("figure"));
         const config = { displaylogo: false, plotGlPixelRatio: window.devicePixelRatio }; // its own 2 costs twice the time
         return Plotly.react(place, data, { uirevision: true, ...layout }, config);
       };
-      let waits = false;
-      const draw = () => { // figures take turns and each is painted before the next, so that a small one need not wait for a large one
-        if (waits) return;
-        waits = true;
-        const painted = () => new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
-        const turn = (globalThis.workbenchTurn ?? Promise.resolve()).then(() => { waits = false; return react(); });
-        globalThis.workbenchTurn = turn.catch(console.error).then(painted);
-        return turn;
+      // Figures take turns, one a frame: a small one is on the screen before a large one is drawn, and no change piles up.
+      const { turns } = shared;
+      const later = () => requestAnimationFrame(() => setTimeout(take));
+      const take = () => {
+        try { turns[0](); } finally { turns.shift(); if (turns.length) later(); }
       };
+      let waits = false;
+      const draw = () => new Promise((drawn) => {
+        if (waits) return drawn();
+        waits = true;
+        if (turns.push(() => { waits = false; react(); drawn(); }) === 1) later();
+      });
       const tell = (kind, points) => model.send({ kind, points: points.map((point) => [point.x, point.y]) });
       model.on("change:figure", draw);
       await draw();
@@ -113,10 +140,12 @@ class Plot(anywidget.AnyWidget):
     export default { render };
     """
     )
+    _library: ClassVar[_Library | None] = None
     figure = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, heard: Mapping[str, Heard]):
-        super().__init__(layout={"width": "100%"})
+    def __init__(self, figure: dict[str, Any], heard: Mapping[str, Heard]):
+        super().__init__(figure=figure, layout={"width": "100%"})
+        Plot._library = Plot._library or _Library(code=plotlyjs())
         self.on_msg(lambda _widget, content, _buffers: heard[content["kind"]](content["points"]) if content["kind"] in heard else None)
 
 
@@ -135,8 +164,9 @@ class _Shown:
         if not isinstance(exhibit.body, go.Figure):
             self.box.children = [self.text]
             return
-        self.plot = self.plot or Plot(self._heard)
-        self.title.value, self.plot.figure = title_apart(json.loads(exhibit.body.to_json()))
+        self.title.value, figure = title_apart(json.loads(exhibit.body.to_json()))
+        self.plot = self.plot or Plot(figure, self._heard)
+        self.plot.figure = figure
         self.box.children = [self.title, self.plot, self.text]
 
 

@@ -100,11 +100,12 @@ class Table:
         body = "".join(
             "<tr>" + "".join(_cell(c.kind, value) for c, value in zip(self.columns, row, strict=True)) + "</tr>" for row in self.rows
         )
+        left = "<style>.table th:not(.number), .table td:not(.number) { text-align: left; }</style>"  # JupyterLab's is right
         heading = f'<h4 class="figure-title">{html.escape(title)}</h4>' if title else ""
         tall = ' style="max-height:26em;overflow:auto" tabindex="0"' if len(self.rows) > TALL else ""
         cut = f'<p class="note">The first {len(self.rows):,} of {self.total:,} rows.</p>' if self.total > len(self.rows) else ""
         return (
-            f'<div class="table"{" data-search" if self.search else ""}>{heading}<div class="scroll"{tall}>'
+            f'<div class="table"{" data-search" if self.search else ""}>{left}{heading}<div class="scroll"{tall}>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{cut}</div>"
         )
 

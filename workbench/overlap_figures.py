@@ -377,20 +377,20 @@ def next_steps(view: Overlap) -> Exhibit:
         ),
         (
             not agree and shared >= MANY,
-            "The rows have moved: `workbench remap` puts them where the child's labels look, before any training.",
+            "The rows have moved: workbench remap puts them where the child's labels look, before any training.",
         ),
         (
             shared < MANY,
             f"Less than {100 * MANY:.0f} % of the child's tokens are shared: this head knows little of them; compare with keeping the "
-            "parent's map (notebook 3, *keep*).",
+            "parent's map (notebook 3, keep).",
         ),
         (
             counted and c.b.coverage(weights) < COVERED,
-            f"The child covers less than {100 * COVERED:.0f} % of the text: build a better map with `workbench map`.",
+            f"The child covers less than {100 * COVERED:.0f} % of the text: build a better map with workbench map.",
         ),
         (
             silent,
-            "A special token that occurs has no row in the child: build the map anew with `workbench map`, which keeps them.",
+            "A special token that occurs has no row in the child: build the map anew with workbench map, which keeps them.",
         ),
     ]
     return figures.advice(steps)

@@ -59,7 +59,7 @@ def break_even(runs: Sequence[Served]) -> Exhibit:
             traces.append(drawn([_cost(run)], [base], "break-even", marker={"size": 11, "symbol": "x", "color": colour}, **meets, **hover))
     lost = [run for run in known if run.accept_length < _cost(run)]
     costs = [_cost(run) for run in known]
-    spread = f"{min(costs):.2f}" if len(known) == 1 else f"{min(costs):.2f} to {max(costs):.2f}"
+    spread = " to ".join(dict.fromkeys(f"{cost:.2f}" for cost in (min(costs), max(costs))))
     close = [run for run in known if run not in lost and run.accept_length - run.half_width < _cost(run)]
     named, told = (lost, "could not have won") if lost else (close, "may be on either side")
     verdict = f"{' and '.join(_short(run) for run in named)} {told}" if named else "all runs are above it"

@@ -172,24 +172,24 @@ def next_steps(measured: Mapping[str, Measured | None], trained: Mapping[str, Tr
     steps = [
         (
             naive is not None and naive.cross[0] > bound,
-            "The naive start is worse than guessing: train from the folder `remapped`, never from the parent's.",
+            "The naive start is worse than guessing: train from the folder 'remapped', never from the parent's.",
         ),
         (
             leaky,
-            f"Made rows take more than {100 * LEAKY:.0f} % of the probability: another `init`, or some steps that train these rows alone.",
+            f"Made rows take more than {100 * LEAKY:.0f} % of the probability: another init, or some steps that train these rows alone.",
         ),
         (
             not leaky and not sound,
-            f"Remapped, less than a third of the first draft tokens are right: before training, see what the drafter is fed (notebook 2).",
+            "Remapped, less than a third of the first draft tokens are right: before training, see what the drafter is fed (notebook 2).",
         ),
         (
             keep.accept_length >= best,
-            f"With its own vocabulary (*keep*, {keep.accept_length:.2f}) the untrained parent accepts as much as the remapped drafter "
-            f"now ({best:.2f}): train *keep* too (`ways`) before the new vocabulary is chosen.",
+            f"With its own vocabulary (keep, {keep.accept_length:.2f}) the untrained parent accepts as much as the remapped drafter "
+            f"now ({best:.2f}): train keep too (parameter ways) before the new vocabulary is chosen.",
         ),
         (
             sound and not leaky,
-            "The remapped start is sound: `workbench extract`, `workbench train --drafter REMAPPED`, then `workbench accept`.",
+            "The remapped start is sound: workbench extract, workbench train --drafter REMAPPED, then workbench accept.",
         ),
     ]
     return figures.advice(steps)

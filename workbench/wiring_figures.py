@@ -154,7 +154,7 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     sentence += f"blue costs, colours end at {CLIP:g} nat. One boundary off changes at most: {harm} nats."
     legible, marked = len(i.boundaries) <= LEGIBLE, [{a, b} for a, (*_, b) in zip(taps or wired, gains, strict=True)]
     text = [
-        [f"{z:.2f}" if legible and k not in under else "" for k, z in zip(i.boundaries, row, strict=True)]
+        [_short(z) if legible and k not in under else "" for k, z in zip(i.boundaries, row, strict=True)]
         for row, under in zip(i.cells, marked, strict=True)
     ]
     heat = trace(
@@ -170,6 +170,11 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     ]
     axis = {"tickvals": line, "ticktext": [f"tap {s} (h_{b})" for s, b in enumerate(wired)], "autorange": "reversed", "showgrid": False}
     return plot(title, sentence, [heat, *spots], "boundary k (h_k)", height=150 + 48 * len(line), yaxis=axis, hovermode="closest")
+
+
+def _short(nats: float) -> str:
+    """Two digits, which a narrow cell has room for."""
+    return f"{nats:.1f}" if abs(nats) >= 0.995 else f"{nats:.2f}".replace("0.", ".").replace("-.00", ".00")
 
 
 # ---- readings -------------------------------------------------------------------------------------------------------------------
@@ -261,11 +266,11 @@ def next_steps(i: Inspection) -> Exhibit:
         ),
         (
             odd,
-            "Engines treat tensors differently: where yours is the odd one, `workbench convert` writes what it reads as meant.",
+            "Engines treat tensors differently: where yours is the odd one, workbench convert writes what it reads as meant.",
         ),
         (
             open_ones,
-            f"A reading that may gain more than {MATTERS:g} nats cannot be decided: record a longer replay (`workbench replay record`).",
+            f"A reading that may gain more than {MATTERS:g} nats cannot be decided: record a longer replay (workbench replay record).",
         ),
         (
             i.bench is None,
