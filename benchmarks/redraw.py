@@ -60,6 +60,14 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         act()
         return notebook.page.evaluate("() => window.redrawn") / 1000
 
+    def waited(act: Callable[[], object], figure: Figure, what: str) -> float:
+        """The same by our own clock, until the page is at rest again."""
+        before = figure.plot.evaluate(f"plot => {what}")
+        started = time.perf_counter()
+        act()
+        figure.changes(what, before)
+        return time.perf_counter() - started
+
     def pick(n: int) -> object:
         """Another slice of the text."""
         return cell.get_by_label("slice").select_option(index=n % 2 + 1)
@@ -69,7 +77,7 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
 
     def named(n: int) -> float:
         """The most frequent tokens, ringed in the picture of all rows."""
-        return timed(lambda: pick(n + 1), picture, "[...plot._fullData[4].x].slice(0, 40)")
+        return waited(lambda: pick(n + 1), picture, "[...plot._fullData[4].x].slice(0, 40)")
 
     def draw(n: int) -> None:
         """A box around the n-th strip of points, but for letting the button go; a drag within an older box would move that one."""
@@ -89,7 +97,7 @@ def controls(notebook: Notebook, given: dict[str, str]) -> dict[str, Callable[[i
         """Another parent: the child's own map, and back."""
         field = cell.get_by_label("parent")
         field.fill([given["child"], given["parent"]][n % 2])
-        return timed(lambda: field.press("Enter"), headline, "[...plot._fullData[0].x]")
+        return waited(lambda: field.press("Enter"), headline, "[...plot._fullData[0].x]")
 
     curve = notebook.cell("live.coverage(")
     tokens = notebook.cell("live.tokens(")
