@@ -215,9 +215,9 @@ def test_live_controls_update_break_even_and_best_number(founding: Evidence) -> 
     box = controls.panel()
     message, titles = box.children[1], list(box.children[2].children)
     controls.accept_length.value, controls.speed.value = 3.2, 100
-    assert "yours: accept length 3.2, break-even 2.62" in titles[0].children[1].value
+    assert "yours: accept length 3.2, break-even 2.62" in titles[0].children[2].value
     controls.draft_tokens.value = 5
-    assert "yours: round costs 1.00, 1.32" in titles[1].children[1].value
+    assert "yours: round costs 1.00, 1.32" in titles[1].children[2].value
     controls.draft_tokens.value = 2
     assert "accept length 3.2 cannot come from 2 draft tokens" in message.value
 
