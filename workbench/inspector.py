@@ -169,7 +169,7 @@ def report(run: RunFolder, i: Inspection) -> None:
         label = f"simulated accept length as wired ({len(i.replay.ids):,} tokens)"
         run.record("accept_length", length, label, f"{length:.2f}")
         run.record("full_acc_0", i.base["accuracy"], "of the first draft tokens right", f"{100 * i.base['accuracy']:.0f} %")
-        change = f"{best.reading.name}: {best.difference.loss:+.3f} nats a token, {best.difference.verdict}"
+        change = f"{best.reading.name}: {round(best.difference.loss, 3) + 0.0:+.3f} nats a token, {best.difference.verdict}"
         better = sum(r.difference.verdict == "better" for r in i.ranked)
         run.record("best_reading", best.difference.loss, f"of {len(i.ranked)} other wirings fit better; the best is {change}", f"{better}")
         readings = [{"name": r.reading.name, "delta_loss": r.difference.loss, "ci95": [r.difference.low, r.difference.high],
