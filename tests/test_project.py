@@ -86,7 +86,6 @@ def test_every_dependency_is_pinned_and_used() -> None:
     indirect = {
         "jupyterlab": "the front end",
         "ipykernel": "the kernel that papermill starts",
-        "anywidget": "plotly's FigureWidget needs it",
         "gguf": "transformers reads GGUF through it",
         "pyyaml": "imported as yaml",
         "ruff": "make check",

@@ -84,8 +84,9 @@ def worst(view: Stepped, step: int, name: str, rows: int = 12) -> Exhibit:
     elsewhere = int(sum(_elsewhere(view, step, name, row) for row in ranked))
     title = f"The worst of {len(ranked):,} supervised tokens costs {loss[ranked[0]]:.1f} nats: {_asked(view, step, name, ranked[0])}"
     sentence = f"TTT step {step}, labels through the {name} map: {elsewhere:,} of {len(ranked):,} labels ask for a row of another token."
-    shown = [COLUMNS.index(column) for column in COLUMNS if column.heading not in ("", "document", "position", "supervised", "loss (nats)")]
-    shown.insert(0, len(COLUMNS) - 1)  # what they are ranked by, where a narrow screen does not cut it off
+    left_out = ("", "document", "position", "supervised")
+    # the loss, by which they are ranked, stands where a narrow screen does not cut it off
+    shown = [len(COLUMNS) - 1, *(at for at, column in enumerate(COLUMNS[:-1]) if column.heading not in left_out)]
     lines = [[line[at] for at in shown] for line in _lines(view, step, name, ranked[:rows])]
     return table(title, sentence, [COLUMNS[at] for at in shown], lines, total=len(ranked))
 
