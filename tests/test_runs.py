@@ -76,7 +76,7 @@ def test_a_run_says_running_before_anything_else(tmp_path: Path) -> None:
     status = run.read("status.json")
     assert (status["status"], status["cell"], status["exception"]) == ("failed", 3, "ValueError")
     assert status["seconds"] >= 0
-    with pytest.raises(InputError, match="already holds files"):
+    with pytest.raises(InputError, match="already holds a run that did not end well"):
         RunFolder.start(tmp_path / "r", "nb", {})
 
 
