@@ -23,7 +23,7 @@ labelled: int = 300  # tokens named on hover in the position picture
 out: str = ""  # run folder for results.json; empty: nothing is written (`workbench run` sets it)
 
 # %% tags=["setup"]
-from workbench import figures, overlap_figures, params
+from workbench import figures, overlap_figures, params, position_figures
 from workbench.overlap import open_overlap, summarise
 from workbench.runs import RunFolder
 
@@ -50,11 +50,12 @@ overlap_figures.headline(view)
 # panel shows the distance, where a drift of a few rows out of thousands can still be seen. Rings can be read by hovering.
 
 # %% tags=["figure"]
-overlap_figures.positions(view, settings.labelled, settings.slice)
+position_figures.positions(view, settings.labelled, settings.slice)
 
 # %% [markdown] tags=["interactive"]
 # Live: pick other maps or a slice: both figures follow, and so do the live panels below. Draw a box around points to see which tokens they
-# are and what the child would cover without them.
+# are and what the child would cover without them. Zoom in with the magnifier above the picture: rings go to the most frequent tokens in
+# sight.
 
 # %% tags=["interactive"]
 from workbench import explore_overlap

@@ -28,7 +28,7 @@ def forgetful() -> Iterator[None]:
 
 def find(box: widgets.Widget, kind: type) -> list:
     """Every widget of a kind below a box, in order."""
-    found = [box] if isinstance(box, kind) else []
+    found = [box] if isinstance(box, kind) and getattr(box, "value", "") != figures.LEFT else []
     return found + [w for child in getattr(box, "children", ()) for w in find(child, kind)]
 
 
@@ -134,7 +134,7 @@ def test_every_panel_of_the_overlap_follows_the_maps(tmp_path: Path) -> None:
 
 
 def test_selected_points_become_a_share_and_a_table_and_another_map_forgets_them(tmp_path: Path) -> None:
-    """The points of all traces become rows, each once; the slice is followed, the picture keeps its selection until the maps change."""
+    """What boxes hold becomes rows, each once; the slice is followed, the picture keeps its selection until the maps change."""
     given = overlap_cases.write_small_case(tmp_path)
     live = explore_overlap.OverlapExplorer(open_overlap(**given))
     panel = live.positions(50)
@@ -144,7 +144,9 @@ def test_selected_points_become_a_share_and_a_table_and_another_map_forgets_them
     assert len(find(panel, explore.Plot)) == 2
 
     def select(rows: list[int]) -> None:
-        picture._handle_custom_msg({"kind": "select", "points": [[row, 7] for row in rows]}, [])
+        new = dict(zip(*(rows.tolist() for rows in live.view.shared_rows), strict=True))
+        boxes = [{"yref": "y", "x0": row - 0.1, "x1": row + 0.1, "y0": new[row], "y1": new[row]} for row in rows]
+        picture._handle_custom_msg({"kind": "select", "value": boxes}, [])
 
     ids = live.view.comparison.a.ids[[3, 5, 45]]
     select([45, 3, 5, 45, 3, 5])
@@ -165,6 +167,21 @@ def test_selected_points_become_a_share_and_a_table_and_another_map_forgets_them
     assert picture.figure["layout"]["selectionrevision"] != layout["selectionrevision"]
     assert len(find(panel, explore.Plot)) == 2
     assert "nothing is chosen" in find(panel, widgets.HTML)[-1].value
+
+
+def test_the_picture_is_drawn_for_what_its_axes_show(tmp_path: Path) -> None:
+    """Zoomed in, only tokens in sight are drawn; the slice is followed there; the headline and what is chosen stay as they are."""
+    live = explore_overlap.OverlapExplorer(open_overlap(**overlap_cases.write_small_case(tmp_path)))
+    panel = live.positions(50)
+    headline, picture = find(panel, explore.Plot)
+    before = headline.figure
+    assert picture.told == ["select", "view"]
+    picture._handle_custom_msg({"kind": "view", "value": [{"xaxis": [9.5, 30.5], "yaxis": [0, 300], "yaxis2": [-300, 300]}]}, [])
+    for _ in range(2):
+        seen = {*values(picture, 0, "x"), *values(picture, 1, "x")}
+        assert seen == set(range(10, 31)) & set(live.view.shared_rows[0].tolist())
+        live.slice.value = "code"
+    assert headline.figure == before
 
 
 def stepped(losses: list[list[float]], head: VocabMap, maps: dict[str, VocabMap]) -> Stepped:

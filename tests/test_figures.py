@@ -97,16 +97,17 @@ def test_a_figure_carries_title_and_sentence_as_text() -> None:
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
+        ([0, 255], np.uint8),
         ([0, 65535], np.uint16),
         ([-5, 32767], np.int16),
         ([0, 65536], np.int32),
         ([0, 2**40], np.float64),
         ([0.5], np.float32),
-        ([], np.uint16),
+        ([], np.uint8),
     ],
 )
 def test_arrays_travel_in_the_fewest_bytes(values: list, kind: type) -> None:
-    """Exact integers in 16 or 32 bits, floats in 32."""
+    """Exact integers in 8, 16 or 32 bits, floats in 32."""
     array = np.array(values, dtype=None if values else np.int64)
     packed = figures.compact(array)
     assert packed.dtype == kind

@@ -164,7 +164,7 @@ def test_live_controls_move_taps_and_flip_readings(clean: Inspection) -> None:
     title, _, text = shown.children
     assert "As wired: loss" in title.value
     for k in (1, 0):  # the second click is on a heat map that was drawn again
-        heat.children[1]._handle_custom_msg({"kind": "click", "points": [[k, 2]]}, [])
+        heat.children[1]._handle_custom_msg({"kind": "click", "value": [[k, 2]]}, [])
         assert switch.taps[2].value == k
     assert ">tap 2 to h_0: loss" in title.value
     out = switch.bench.run(replace(switch.bench.base, taps=(1, 2, 0)))

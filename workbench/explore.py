@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 import traitlets
 
 from workbench.errors import InputError
-from workbench.figures import Exhibit, missing, plotlyjs, title_apart
+from workbench.figures import LEFT, Exhibit, missing, plotlyjs, title_apart
 
 if TYPE_CHECKING:
     from workbench.evidence import Evidence
@@ -43,6 +43,7 @@ def live(
     """
     shown: list[_Shown] = []
     message, body = widgets.HTML(), widgets.VBox()
+    style = widgets.HTML(LEFT)  # once: a style that comes with every new table makes the browser look at the whole notebook again
 
     def redraw(_change: Any = None) -> None:
         try:
@@ -61,7 +62,7 @@ def live(
         control.observe(redraw, names="value")
     redraw()
     seen = [control for control in controls.values() if isinstance(control, widgets.Widget)]
-    return widgets.VBox([widgets.HBox(seen, layout={"flex_flow": "row wrap"}), message, body])
+    return widgets.VBox([style, widgets.HBox(seen, layout={"flex_flow": "row wrap"}), message, body])
 
 
 def _mistake(error: Exception) -> str:
@@ -70,7 +71,7 @@ def _mistake(error: Exception) -> str:
     return f'<p style="color:var(--jp-error-color1, #b3261e)">{html.escape(sentence)}</p>'
 
 
-Heard = Callable[[list[list[Any]]], None]
+Heard = Callable[[list[Any]], None]
 
 
 # What all widgets of a page share: plotly, once it is there, and the figures that wait for their turn.
@@ -101,7 +102,8 @@ class _Library(anywidget.AnyWidget):
 class Plot(anywidget.AnyWidget):
     """A plotly figure on the screen, as wide as its place; what was zoomed or selected stays when it is drawn anew.
 
-    heard: what to call with the points, each [x, y], on a "click" and on a "select"; a selection that is given up has none.
+    heard: what to call on a "click" with the points, each [x, y]; on a "select" with all boxes that are drawn, each x0, x1, y0, y1 and its
+    axes xref and yref; on a "view", whenever other parts of the axes are seen, with the one mapping from axis to its range.
     """
 
     _esm = (
@@ -112,8 +114,16 @@ class Plot(anywidget.AnyWidget):
       el.replaceChildren(place);
       const react = () => {
         const { data, layout } = structuredClone(model.get("figure"));
-        const config = { displaylogo: false, plotGlPixelRatio: window.devicePixelRatio }; // its own 2 costs twice the time
-        return Plotly.react(place, data, { uirevision: true, ...layout }, config);
+        Plotly.react(place, data, { uirevision: true, ...layout }, { displaylogo: false, modeBarButtonsToRemove: ["lasso2d"] });
+        look();
+      };
+      const told = model.get("told"), tell = (kind, value) => { if (told.includes(kind)) model.send({ kind, value }); };
+      let said;
+      const look = () => {
+        if (!told.includes("view")) return;
+        const axes = Object.entries(place.layout).filter(([name]) => /^[xy]axis/.test(name));
+        const ranges = Object.fromEntries(axes.map(([name, { range }]) => [name, [...range]]));
+        if (said !== (said = JSON.stringify(ranges))) tell("view", [ranges]);
       };
       // Figures take turns, one a frame: a small one is on the screen before a large one is drawn, and no change piles up.
       const { turns } = shared;
@@ -127,11 +137,11 @@ class Plot(anywidget.AnyWidget):
         waits = true;
         if (turns.push(() => { waits = false; react(); drawn(); }) === 1) later();
       });
-      const tell = (kind, points) => model.send({ kind, points: points.map((point) => [point.x, point.y]) });
       model.on("change:figure", draw);
       await draw();
-      place.on("plotly_click", (event) => tell("click", event.points));
-      place.on("plotly_selected", (event) => tell("select", event?.points ?? []));
+      place.on("plotly_click", ({ points }) => tell("click", points.map(({ x, y }) => [x, y])));
+      place.on("plotly_relayout", look);
+      place.on("plotly_selected", (event) => tell("select", event?.selections ?? []));
       place.on("plotly_deselect", () => tell("select", []));
       const observer = new ResizeObserver(() => { if (el.offsetWidth) Plotly.Plots.resize(place); });
       observer.observe(el);
@@ -142,11 +152,12 @@ class Plot(anywidget.AnyWidget):
     )
     _library: ClassVar[_Library | None] = None
     figure = traitlets.Dict().tag(sync=True)
+    told = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def __init__(self, figure: dict[str, Any], heard: Mapping[str, Heard]):
-        super().__init__(figure=figure, layout={"width": "100%"})
+        super().__init__(figure=figure, told=list(heard), layout={"width": "100%"})
         Plot._library = Plot._library or _Library(code=plotlyjs())
-        self.on_msg(lambda _widget, content, _buffers: heard[content["kind"]](content["points"]) if content["kind"] in heard else None)
+        self.on_msg(lambda _widget, content, _buffers: heard[content["kind"]](content["value"]))
 
 
 class _Shown:

@@ -8,10 +8,11 @@ import ipywidgets as widgets
 import numpy as np
 import traitlets
 
-from workbench import overlap_figures
+from workbench import overlap_figures, position_figures
 from workbench.explore import WIDE, live, remembered
 from workbench.figures import Exhibit
 from workbench.overlap import Overlap, with_maps
+from workbench.position_figures import Ranges
 
 
 def path_field(name: str, value: str) -> widgets.Combobox:
@@ -31,10 +32,15 @@ def path_field(name: str, value: str) -> widgets.Combobox:
     return field
 
 
-class Chosen(traitlets.HasTraits):
-    """Rows of the parent whose tokens were selected in the position picture."""
+class Picked(traitlets.HasTraits):
+    """What was picked in a picture: a control that is not shown. It is worth nothing in a picture of other maps."""
 
-    value = traitlets.Tuple()
+    value = traitlets.Tuple(default_value=(None, None))  # the overlap that was seen and what was picked
+
+    def of(self, view: Overlap) -> Any:
+        """What was picked in the picture of this overlap, or None."""
+        seen, picked = self.value
+        return picked if seen is view else None
 
 
 class OverlapExplorer:
@@ -46,13 +52,12 @@ class OverlapExplorer:
         self.child = remembered("child", path_field("child", view.inputs.get("child", "")))
         choices = [("all text", ""), *((name, name) for name in view.slices)]
         self.slice = remembered("slice", widgets.Dropdown(options=choices, value="", description="slice", style=WIDE))
-        self.chosen = Chosen()
+        self.chosen, self.seen = Picked(), Picked()  # boxes in the position picture, and what its axes show
 
     def _now(self, parent: str, child: str) -> Overlap:
         """The overlap of the maps that are picked now, read once for all panels."""
         if (parent, child) != (self.view.inputs.get("parent"), self.view.inputs.get("child")):
             self.view = with_maps(self.view, parent, child)
-            self.chosen.value = ()
         return self.view
 
     def _live(self, draw: Callable[..., Sequence[Exhibit]], **controls: Any) -> widgets.VBox:
@@ -62,24 +67,27 @@ class OverlapExplorer:
         return live(draw_maps, parent=self.parent, child=self.child, slice=self.slice, **controls)
 
     def positions(self, labelled: int = 300) -> widgets.VBox:
-        """Headline and position picture of any two maps; what a box or lasso in the picture holds, as a share of the text and a table."""
+        """Headline and position picture of any two maps; what a box in the picture holds, as a share of the text and a table."""
 
-        def draw(view: Overlap, slice: str) -> list[Exhibit]:
-            picture = overlap_figures.positions(view, labelled, slice)
-            picture.body.update_layout(dragmode="select", selectionrevision=f"{self.parent.value} {self.child.value}")
+        def draw(view: Overlap, slice: str, **_picked: Any) -> list[Exhibit]:
+            picture = position_figures.positions(view, labelled, slice, self.seen.of(view) or position_figures.whole(view))
+            maps = f"{self.parent.value} {self.child.value}"  # zoom and boxes are kept until these change
+            picture.body.update_layout(dragmode="select", uirevision=maps, selectionrevision=maps)
             return [overlap_figures.headline(view), picture]
 
-        def draw_chosen(view: Overlap, slice: str, chosen: tuple[int, ...]) -> list[Exhibit]:
-            ids = view.comparison.a.ids[np.array(self.chosen.value, np.int64)]  # other maps, read just now, have forgotten `chosen`
+        def draw_chosen(view: Overlap, slice: str, **_picked: Any) -> list[Exhibit]:
+            ids = view.comparison.a.ids[position_figures.rows_in(view, self.chosen.of(view) or ())]
             return [overlap_figures.chosen_shares(view, ids, slice), overlap_figures.chosen(view, ids, slice)]
 
         below = self._live(draw_chosen, chosen=self.chosen)  # is told of a change first: it is drawn sooner than the picture
-        picture = self._live(draw, listen={1: {"select": self._selected}})
+        picture = self._live(draw, listen={1: {"select": self._selected, "view": self._looked}}, seen=self.seen)
         return widgets.VBox([picture, below.children[-1]])  # its controls, and what they have to say, stand above already
 
-    def _selected(self, points: list[list[float]]) -> None:
-        """Every trace of the picture has the row in the parent on its x axis."""
-        self.chosen.value = tuple(sorted({int(row) for row, _ in points}))
+    def _selected(self, boxes: list[dict[str, Any]]) -> None:
+        self.chosen.value = self.view, boxes
+
+    def _looked(self, ranges: list[Ranges]) -> None:
+        self.seen.value = self.view, *ranges
 
     def coverage(self) -> widgets.VBox:
         """Coverage with a K of one's own marked."""

@@ -290,30 +290,24 @@ def describe_map(d2t: np.ndarray | None, t2d: np.ndarray | None, k: int | None, 
     with np.errstate(invalid="ignore"):  # NaN and infinity become ids far out of range
         values = d2t.real.astype(np.int64)
     readings = {"offsets": values + np.arange(len(values)), "absolute": values}
-    report["form"] = _form(readings, marks, v)
+    distinct = {name: np.unique(ids) for name, ids in readings.items()}
+    valid = {name: v is not None and len(ids) == len(values) and ids[0] >= 0 and ids[-1] < v for name, ids in distinct.items()}
+    if marks is not None:  # the set of ids that t2d marks decides, else which reading gives valid ids, engines' where both do
+        hits = {name: np.isin(ids, marks).sum() for name, ids in distinct.items()}
+        absolute = hits["absolute"] > hits["offsets"]
+    else:
+        absolute = valid["absolute"] and not valid["offsets"]
+    report["form"] = "absolute" if absolute else "offsets"
     if v is not None and len(values) == v and not values.any():
         report["form"] = "full"
-    ids = readings["absolute" if report["form"] == "absolute" else "offsets"]
-    report["ambiguous"] = marks is None and v is not None and bool(values.any()) and all(_valid(r, v) for r in readings.values())
-    report["sorted"] = bool(np.all(np.diff(ids) > 0))
-    report["unique"] = len(np.unique(ids)) == len(ids)
-    report["in_range"] = bool(ids.min() >= 0 and ids.max() < v) if v is not None else None
-    report["t2d_agrees"] = bool(np.array_equal(np.unique(ids), marks)) if marks is not None else None
+    name = "absolute" if report["form"] == "absolute" else "offsets"
+    ids = distinct[name]
+    report["ambiguous"] = marks is None and bool(values.any()) and all(valid.values())
+    report["sorted"] = bool(np.all(np.diff(readings[name]) > 0))
+    report["unique"] = len(ids) == len(values)
+    report["in_range"] = bool(ids[0] >= 0 and ids[-1] < v) if v is not None else None
+    report["t2d_agrees"] = bool(np.array_equal(ids, marks)) if marks is not None else None
     return report
-
-
-def _form(readings: dict[str, np.ndarray], marks: np.ndarray | None, v: int | None) -> str:
-    """offsets or absolute: by the set of ids that t2d marks, else by which reading gives valid ids; engines' reading when both do."""
-    if marks is not None:
-        hits = {name: np.isin(np.unique(ids), marks).sum() for name, ids in readings.items()}
-        return "absolute" if hits["absolute"] > hits["offsets"] else "offsets"
-    if v is not None and not _valid(readings["offsets"], v) and _valid(readings["absolute"], v):
-        return "absolute"
-    return "offsets"
-
-
-def _valid(ids: np.ndarray, v: int) -> bool:
-    return bool(ids.min() >= 0 and ids.max() < v and len(np.unique(ids)) == len(ids))
 
 
 def integers(values: np.ndarray, what: str) -> np.ndarray:

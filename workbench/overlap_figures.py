@@ -1,8 +1,8 @@
 """The figures and tables of notebook 1: an `Overlap` in, an `Exhibit` out.
 
 Notable: the same functions draw the static page and the live controls. A title states what was found with its number; the sentence says
-what it means for a head that is carried from the parent's rows to the child's. Figures of K = 32,000 rows stay below half a megabyte:
-points travel as 16-bit integers without texts, only the `labelled` most frequent tokens are named on hover, curves are sampled.
+what it means for a head that is carried from the parent's rows to the child's. Curves are sampled; where
+each row went is in `position_figures`.
 """
 
 import math
@@ -78,70 +78,6 @@ def _meaning(view: Overlap) -> str:
         f"token{worse if view.wrong_label_share() > 0.9 else ''}. "
         f"Cure: move {shared - c.same_position:,} rows to their new place and initialise {c.b.k - shared:,} new ones."
     )
-
-
-def positions(view: Overlap, labelled: int = 300, slice: str = "") -> Exhibit:
-    """Where each shared token's row went: new row against old row above, the distance below."""
-    c = view.comparison
-    old, new = view.shared_rows  # int64 [shared]
-    moved = old != new
-    traces = []
-    for panel, height, hover in (("y", new, "row %{x:,} → %{y:,}"), ("y2", new - old, "row %{x:,} moved by %{y:+,}")):
-        for keep, name, colour, symbol in (
-            (moved, "row moved", figures.VERMILLION, "circle"),
-            (~moved, "same row", figures.BLUE, "diamond"),
-        ):
-            style = {"color": colour, "symbol": symbol, "size": 3 if keep is moved else 5, "opacity": 0.8}
-            legend = {"name": f"{name} ({int(keep.sum()):,})", "legendgroup": name, "showlegend": panel == "y"}
-            hover_text = f"{hover}<extra>{name}</extra>"
-            traces.append(figures.points(old[keep], height[keep], marker=style, yaxis=panel, hovertemplate=hover_text, **legend))
-    traces.append(_named(view, labelled, slice))
-    half = int(np.median(np.abs(new - old)[moved])) if moved.any() else 0
-    title = f"{int(moved.sum()):,} of {len(old):,} shared tokens changed their row, half of them by {half:,} rows or more"
-    end = min(c.a.k, c.b.k)
-    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": figures.GREY, "width": 1, "dash": "dot"}}
-    return plot(
-        title if half else f"All {len(old):,} shared tokens kept their row",
-        _drift(old, new),
-        traces,
-        height=660,
-        xaxis={"title": {"text": "row in the parent"}, "anchor": "y2", "range": [-0.015 * c.a.k, 1.015 * c.a.k]},
-        yaxis={"title": {"text": "row in the child"}, "domain": [0.45, 1], "range": [-0.015 * c.b.k, 1.015 * c.b.k]},
-        yaxis2={**figures.AXIS, "title": {"text": "moved by (rows)", "standoff": 8}, "domain": [0, 0.37]},
-        shapes=[diagonal],
-        legend={"itemsizing": "constant"},
-        hovermode="closest",
-    )
-
-
-def _named(view: Overlap, labelled: int, slice: str) -> dict[str, Any]:
-    """The most frequent shared tokens as rings over the cloud, each named on hover."""
-    c, weights = view.comparison, view.weights(slice)
-    ids = view.by_frequency(c.shared_ids, slice)[:labelled]
-    old, new = c.a.row_of[ids], c.b.row_of[ids]
-    texts = []
-    for i, o, n in zip(ids, old, new, strict=True):
-        count = f"<br>counted {weights[i]:,} times" if view.counts is not None else ""
-        texts.append(f"<b>{plot_text(view.text(i))}</b><br>id {i}, row {o:,} → {n:,}{count}")
-    ring = {"symbol": "circle-open", "size": 7, "color": figures.GREEN, "opacity": 0.8, "line": {"width": 1}}
-    name = f"named on hover ({len(ids):,}{' most frequent' if view.counts is not None else ''})"
-    return trace(
-        "scatter", x=figures.compact(old), y=figures.compact(new), mode="markers", marker=ring, hovertext=texts, hoverinfo="text", name=name
-    )
-
-
-def _drift(old: np.ndarray, new: np.ndarray) -> str:
-    """Drift (order kept, rows pushed along) or shuffle (order lost), in a sentence. old, new: int64 [shared]."""
-    if len(old) < 2:
-        return f"{len(old)} tokens are shared: there is no order to compare."
-    kept = float(np.mean(np.diff(new[np.argsort(old)]) > 0))
-    if kept == 1:
-        how = "The order is kept throughout: every token that only one map has pushes all later rows along (drift)"
-    elif kept > 0.9:
-        how = f"The order is mostly kept ({percent(kept)} of neighbours): drift, with some tokens taken out of order"
-    else:
-        how = f"The order is lost: {percent(kept)} of neighbouring rows are still in order (a shuffle leaves 50 %)"
-    return f"{how}. Points on the dotted line kept their row."
 
 
 def coverage(view: Overlap, k: int = 0, slice: str = "") -> Exhibit:
@@ -241,7 +177,7 @@ def labels(view: Overlap) -> Exhibit:
 def chosen_shares(view: Overlap, ids: np.ndarray, slice: str = "") -> Exhibit:
     """What some of the child's tokens are worth to it, for each slice. ids: int64 [n]."""
     if not ids.size:
-        return missing("Tokens of your choice", "draw a box or a lasso around points above.")
+        return missing("Tokens of your choice", "draw a box around points above.")
     if view.counts is None:
         return missing("Their share of the text", NEEDS_COUNTS)
     names, child = ["", *view.slices], view.comparison.b
