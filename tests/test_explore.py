@@ -155,6 +155,9 @@ def test_selected_points_become_a_share_and_a_table_and_another_map_forgets_them
     assert values(share, 0, "x")[0] == pytest.approx(100 * mine)
     assert title(share).startswith("Without 3 chosen tokens the child would cover")
     assert all(f">{i}</td>" in table.value for i in ids)
+    texts = " ".join(text.value for text in find(panel, widgets.HTML))
+    assert "They matter most to" in texts
+    assert "&amp;lt;" not in texts
     live.slice.value = "code"
     assert picture.figure["layout"]["selectionrevision"] == layout["selectionrevision"]
     assert "% of code, not" in title(find(panel, explore.Plot)[2])

@@ -28,6 +28,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, GRID = "#6f7782", "rgba(128,128,128,0.22)"
 SVG_POINTS = 5000  # above it, a scatter is drawn by WebGL: one SVG node a point would be slow
 TOP = 24  # pixels above a plot, for its legend
+BOTTOM = 40  # pixels below it, for ticks and the axis title
 TALL = 16  # rows; a longer table scrolls in a box of its own
 LEFT = "<style>.table th:not(.number), .table td:not(.number) { text-align: left; }</style>"  # JupyterLab's are right
 CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d"]}
@@ -57,14 +58,13 @@ TEMPLATE = go.layout.Template(
             "yanchor": "top",
             "pad": {"t": 20},
         },
-        "margin": {"l": 56, "r": 16, "t": TOP, "b": 40},
+        "margin": {"l": 56, "r": 16, "t": TOP, "b": BOTTOM},
         "xaxis": AXIS,
         "yaxis": AXIS,
         "legend": {
             "orientation": "h",
             "x": 0,
             "xanchor": "left",
-            "y": 1.02,
             "yanchor": "bottom",
             "font": {"size": 12},
         },
@@ -139,6 +139,7 @@ class Exhibit:
 def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str = "", height: int = 420, **layout: Any) -> Exhibit:
     """A figure in the workbench's look. x, y: axis titles with their units; layout: anything more that plotly's layout knows."""
     lines = [plot_text(line) for line in textwrap.wrap(title, 88)]
+    top = TOP + 20 * (1 + len(lines))  # plotly's own automargin makes room for all lines of a title and then draws them above it
     ours = {
         "template": TEMPLATE,
         "title": {"text": "<br>".join(lines)},
@@ -146,8 +147,8 @@ def plot(title: str, sentence: str, traces: Iterable[Any], x: str = "", y: str =
         "meta": {"title": title, "sentence": sentence},
         "xaxis": {"title": {"text": x}},
         "yaxis": {"title": {"text": y}},
-        # plotly's own automargin makes room for all lines of a title and then draws them above it
-        "margin": {"t": TOP + 20 * (1 + len(lines))},
+        "margin": {"t": top},
+        "legend": {"y": 1 + 3 / (height - top - BOTTOM)},  # pixels above the plot, however tall it is: the title is above that
     }
     figure = go.Figure(list(traces), {**ours, **{name: _merged(ours.get(name), value) for name, value in layout.items()}})
     return Exhibit(title, sentence, figure)

@@ -192,7 +192,7 @@ def chosen_shares(view: Overlap, ids: np.ndarray, slice: str = "") -> Exhibit:
     at = names.index(slice)
     title = f"Without {_counted(len(ids), 'chosen token')} the child would cover {covered[at] - mine[at]:.1f} % of {slice or 'all text'}, "
     title += f"not {covered[at]:.1f} %"
-    sentence = f"They matter most to {shown[int(mine.argmax())]}: {mine.max():.1f} % of its {view.unit}."
+    sentence = f"They matter most to {names[int(mine.argmax())] or 'all text'}: {mine.max():.1f} % of its {view.unit}."
     style = {"height": 160 + 30 * len(names), "barmode": "stack", "yaxis": {"autorange": "reversed"}, "legend": {"traceorder": "normal"}}
     return plot(title, sentence, traces, f"{view.unit} (%)", **style)
 

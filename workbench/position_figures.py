@@ -45,13 +45,14 @@ def positions(view: Overlap, labelled: int = 300, slice: str = "", seen: Ranges 
             (~moved, "same row", figures.BLUE, "diamond"),
         ):
             keep = kind if seen is None else kind & _within(old, seen["xaxis"]) & _within(height, seen[axis])
-            if seen is not None and keep.sum() > POINTS:
-                images.append({**_painted(old[keep], height[keep], seen["xaxis"], seen[axis], colour), "yref": panel})
-                keep = np.zeros_like(keep)
+            x, y = old[keep], height[keep]
+            if seen is not None and len(x) > POINTS:
+                images.append({**_painted(x, y, seen["xaxis"], seen[axis], colour), "yref": panel})
+                x = y = np.array([np.nan])  # plotly leaves what has no point out of the legend
             marker = {"color": colour, "symbol": symbol, "size": 3 if kind is moved else 5, "opacity": 0.8}
             legend = {"name": f"{name} ({int(kind.sum()):,})", "legendgroup": name, "showlegend": panel == "y"}
             hover_text = f"{hover}<extra>{name}</extra>"
-            traces.append(figures.points(old[keep], height[keep], marker=marker, yaxis=panel, hovertemplate=hover_text, **legend))
+            traces.append(figures.points(x, y, marker=marker, yaxis=panel, hovertemplate=hover_text, **legend))
     traces.append(_named(view, min(labelled, RINGS) if images else labelled, slice, seen))
     half = int(np.median(np.abs(by)[moved])) if moved.any() else 0
     title = f"{int(moved.sum()):,} of {len(old):,} shared tokens changed their row, half of them by {half:,} rows or more"
@@ -62,9 +63,17 @@ def positions(view: Overlap, labelled: int = 300, slice: str = "", seen: Ranges 
         _drift(old, new) + " Zoom in to see each token." * bool(images),
         traces,
         height=660,
-        xaxis={"title": {"text": "row in the parent"}, "anchor": "y2", "range": axes["xaxis"]},
-        yaxis={"title": {"text": "row in the child"}, "domain": [0.45, 1], "range": axes["yaxis"]},
-        yaxis2={**figures.AXIS, "title": {"text": "moved by (rows)", "standoff": 8}, "domain": [0, 0.37], "range": axes["yaxis2"]},
+        # room that is found by trial, as automargin does it, is drawn twice
+        margin={"l": 72, "b": 48},
+        xaxis={"title": {"text": "row in the parent"}, "anchor": "y2", "range": axes["xaxis"], "automargin": False},
+        yaxis={"title": {"text": "row in the child"}, "domain": [0.45, 1], "range": axes["yaxis"], "automargin": False},
+        yaxis2={
+            **figures.AXIS,
+            "title": {"text": "moved by (rows)", "standoff": 8},
+            "domain": [0, 0.37],
+            "range": axes["yaxis2"],
+            "automargin": False,
+        },
         shapes=[diagonal],
         images=images,
         legend={"itemsizing": "constant", "itemclick": False if images else "toggle"},  # an image cannot be hidden by it

@@ -110,6 +110,21 @@ def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[st
     assert sum(len(picture.plot.evaluate("(plot, n) => plot._fullData[n].selectedpoints ?? []", n)) for n in range(5)) > 20
     assert "chosen tokens, first" in cell.inner_text()
 
+    picture.plot.scroll_into_view_if_needed()
+    drawn, axis = len(picture.values(0, "x")), picture.plot.evaluate("plot => plot.layout.xaxis.range")
+    picture.plot.locator("[data-title='Zoom']").click()
+    drag = picture.plot.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(drag["x"] + drag["width"] * 0.6, drag["y"] + 20)  # a drag that begins in the box would move the box
+    page.mouse.down()
+    page.mouse.move(drag["x"] + drag["width"] * 0.8, drag["y"] + drag["height"] - 20, steps=5)
+    page.mouse.up()
+    zoomed = picture.changes("plot._fullData[0].x?.length ?? 0", drawn)  # drawn anew for what is in sight
+    assert 0 < zoomed < drawn / 2
+    picture.plot.locator("[data-title='Reset axes']").click()
+    assert picture.changes("plot._fullData[0].x?.length ?? 0", zoomed) == drawn
+    assert picture.plot.evaluate("plot => plot.layout.xaxis.range") == axis
+    assert share.title == before
+
     cell.get_by_label("slice").select_option("code")
     assert "of code" in share.changes("plot.layout.meta.title", before)
 
