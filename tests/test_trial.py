@@ -2,16 +2,29 @@
 
 import json
 
+import pytest
+
 from tests.tiny_replay import tiny_replay
-from workbench.decode import load_pair, speculate
+from workbench.decode import Decoded, Pass, load_pair, speculate
 from workbench.draft_trees import StaticTree
-from workbench.trial import simulate, walk
+from workbench.trial import round_seconds, simulate, walk
 
 
 def test_a_walk_starts_each_pass_behind_what_was_accepted() -> None:
     """Hand case: rows 2..9, of which 2, 5, 6 and 8 are starts."""
     assert walk([9, 9, 2, 9, 9, 0, 1, 9, 3, 9], 2, 10) == [2, 0, 1, 3]
     assert walk([0, 0, 0], 2, 2) == []
+
+
+def test_one_slow_prompt_does_not_decide_what_a_round_costs() -> None:
+    """Hand case: rounds of two drafts cost 1.5 plain steps of 10 ms; one plain run and one drafting run were slowed tenfold."""
+
+    def answers(seconds: list[float], passes: int) -> list[Decoded]:
+        return [Decoded((1,) * 9, (Pass((2, 2), (2,)),) * passes, 2, 0.0, each) for each in seconds]
+
+    plain, drafted = answers([0.08, 0.8, 0.08, 0.08, 0.08], 0), answers([0.06, 0.06, 0.06, 0.6, 0.06], 4)
+    one_token = Decoded((1,), (), 2, 0.0, 0.0)
+    assert round_seconds([[*plain, one_token], [*drafted, one_token]]) == pytest.approx([0.01, 0.015])
 
 
 def test_simulated_passes_are_the_decoded_ones(tmp_path) -> None:

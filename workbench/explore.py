@@ -62,7 +62,7 @@ def live(
         control.observe(redraw, names="value")
     redraw()
     seen = [control for control in controls.values() if isinstance(control, widgets.Widget)]
-    return widgets.VBox([style, widgets.HBox(seen, layout={"flex_flow": "row wrap"}), message, body])
+    return widgets.VBox([widgets.HBox([*seen, style], layout={"flex_flow": "row wrap"}), message, body])
 
 
 def _mistake(error: Exception) -> str:

@@ -2,8 +2,9 @@
 
 Notable:
 * Each prompt is decoded with every number of draft tokens in turn, so that all of them see the same machine. Prefill is left out.
-* The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step. Tokens/s are accept length
-  over the time of a pass, what a long answer gets: in a short one the drafts that the last pass accepts behind its end weigh too much.
+* The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step, the median over prompts:
+  one prompt that something else on the machine slowed down does not decide whether speculation pays. Tokens/s are accept length over
+  the time of a pass, what a long answer gets: in a short one the drafts that the last pass accepts behind its end weigh too much.
 * Simulated and measured acceptance are of the same text, the verifier's own greedy answers. Training's prefix_k count every token alike;
   a verify pass starts only where the one before ended, more often where drafting is hard: the simulation walks the text as passes do.
 """
@@ -17,7 +18,7 @@ import torch
 
 from workbench.accept import Measured, bootstrap_ratio, measure, prefix_counts
 from workbench.corpus import of_split, prompt_ids, read_prompts
-from workbench.decode import Pair, load_pair, speculate
+from workbench.decode import Decoded, Pair, load_pair, speculate
 from workbench.draft_trees import StaticTree
 from workbench.lineage import null_loss
 from workbench.packing import pack
@@ -73,14 +74,12 @@ def try_out(
     passes = np.array([len(done.passes) for done in most])
     measured = measure([done.accepted for done in most], passes)
     counts = np.array([prefix_counts(done.histogram) for done in most])  # [N, S]
-    took = [sum(len(done.passes) or len(done.ids) - 1 for done in some) for some in by_drafts]
-    seconds = np.array([sum(done.decode_s for done in some) / n for some, n in zip(by_drafts, took, strict=True)])
     cross, null, walked = simulate(pair, ids, [done.ids for done in plain], draft_tokens)
     return Trial(
         Path(drafter).name,
         str(pair.ids.device),
         len(pair.ids),
-        seconds,
+        round_seconds(by_drafts),
         measured,
         counts.sum(0) / passes.sum(),
         bootstrap_ratio(counts, passes),
@@ -89,6 +88,14 @@ def try_out(
         null,
         np.array([(np.concatenate(walked) > k).mean() for k in range(draft_tokens)]),
     )
+
+
+def round_seconds(by_drafts: Sequence[Sequence[Decoded]]) -> np.ndarray:
+    """Seconds of a round with 0..S draft tokens, [S+1]: a plain step's median over prompts, times the median of what a round costs more
+    on the same prompt. by_drafts: [S+1][N] answers to the same prompts; those of one token have no round and tell nothing."""
+    some = [done for done in zip(*by_drafts, strict=True) if len(done[0].ids) > 1]
+    each = np.array([[one.decode_s / (len(one.passes) or len(one.ids) - 1) for one in done] for done in some])  # [N, S+1]
+    return np.median(each[:, 0]) * np.median(each / each[:, :1], axis=0)
 
 
 @torch.no_grad()
