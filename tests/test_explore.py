@@ -28,7 +28,7 @@ def forgetful() -> Iterator[None]:
 
 def find(box: widgets.Widget, kind: type) -> list:
     """Every widget of a kind below a box, in order."""
-    found = [box] if isinstance(box, kind) and getattr(box, "value", "") != figures.LEFT else []
+    found = [box] if isinstance(box, kind) and getattr(box, "value", "") != explore.STYLE else []
     return found + [w for child in getattr(box, "children", ()) for w in find(child, kind)]
 
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _remembered: dict[str, Any] = {}
 WIDE = {"description_width": "initial"}
+STYLE = (  # of all that a live panel says, once: a style that comes with every new table makes the browser look at the whole notebook again
+    f"{LEFT}<style>.widget-html .figure-title {{ margin: 0.8em 0 0; }} .widget-html p {{ line-height: 1.5; margin: 0.2em 0; }}</style>"
+)
 
 
 def live(
@@ -43,7 +46,6 @@ def live(
     """
     shown: list[_Shown] = []
     message, body = widgets.HTML(), widgets.VBox()
-    style = widgets.HTML(LEFT)  # once: a style that comes with every new table makes the browser look at the whole notebook again
 
     def redraw(_change: Any = None) -> None:
         try:
@@ -62,7 +64,7 @@ def live(
         control.observe(redraw, names="value")
     redraw()
     seen = [control for control in controls.values() if isinstance(control, widgets.Widget)]
-    return widgets.VBox([widgets.HBox([*seen, style], layout={"flex_flow": "row wrap"}), message, body])
+    return widgets.VBox([widgets.HBox([*seen, widgets.HTML(STYLE)], layout={"flex_flow": "row wrap"}), message, body])
 
 
 def _mistake(error: Exception) -> str:
