@@ -125,6 +125,7 @@ def test_maps_that_share_nothing_are_drawn_too() -> None:
         shown = getattr(drawn, name)(view)
         assert shown.title
     assert "needs token counts" in drawn.coverage(view).sentence
+    assert "The first misled label" in drawn.label_examples(view).title  # nothing was counted: none is the most frequent
     assert drawn.headline(view).title.startswith("0 of 2 rows mean the same token, though 0 tokens")
 
 

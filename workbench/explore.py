@@ -242,7 +242,10 @@ class BatchStepper:
         self.head = remembered("stepper head", widgets.ToggleButtons(options=list(self.views), description="head", style=WIDE))
         self.labels = remembered("stepper labels", widgets.ToggleButtons(options=names, description="labels through map", style=WIDE))
         self.step = remembered("stepper step", widgets.ToggleButtons(options=list(range(one.steps)), description="TTT step", style=WIDE))
-        row = widgets.IntSlider(max=one.rows - 1, description="row", continuous_update=False, style=WIDE, layout={"width": "24rem"})
+        first = int(one.supervised[0].argmax())  # the rows before it are a prompt, which teaches nothing
+        row = widgets.IntSlider(
+            value=first, max=one.rows - 1, description="row", continuous_update=False, style=WIDE, layout={"width": "24rem"}
+        )
         self.row = remembered("stepper row", row)
 
     def panel(self) -> widgets.VBox:

@@ -210,8 +210,9 @@ def label_examples(view: Overlap, slice: str = "") -> Exhibit:
         )
     row = int(view.comparison.b.row_of[wrong[0]])
     means = "that the parent does not have" if row >= view.comparison.a.k else f"of {view.text(view.comparison.a.ids[row])}"
-    title = f"The most frequent misled label, {view.text(wrong[0])}, trains the row {means}"
-    sentence = f"The most frequent of {len(wrong):,} labels that ask for another token's row; – means that the parent has no such row."
+    first = "most frequent" if view.counts is not None else "first"  # without counts the order is that of the ids
+    title = f"The {first} misled label, {view.text(wrong[0])}, trains the row {means}"
+    sentence = f"The {first} of {len(wrong):,} labels that ask for another token's row; – means that the parent has no such row."
     return _tokens(view, wrong[:EXAMPLES], "token id child means parent", title, sentence, slice)
 
 

@@ -200,7 +200,8 @@ def test_remap_and_train(browser: Browser, address: str, tmp_path: Path) -> None
     worst = [row for _, row in sorted(zip(losses, supervised, strict=True), key=lambda pair: -pair[0])]
     field = cell.get_by_text("click here for the keyboard")
     field.click()
-    for key, to in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("w", worst[0]), ("w", worst[1])):
+    first = supervised[0]
+    for key, to in (("ArrowRight", first + 1), ("ArrowRight", first + 2), ("ArrowLeft", first + 1), ("w", worst[0]), ("w", worst[1])):
         before = trail.plot.evaluate(f"plot => {ring}")
         page.keyboard.press(key)
         assert trail.changes(ring, before) == to
