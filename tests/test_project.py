@@ -87,6 +87,7 @@ def test_every_dependency_is_pinned_and_used() -> None:
         "jupyterlab": "the front end",
         "ipykernel": "the kernel that papermill starts",
         "gguf": "transformers reads GGUF through it",
+        "pillow": "imported as PIL",
         "pyyaml": "imported as yaml",
         "ruff": "make check",
     }

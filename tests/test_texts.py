@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.texts import percent, show_token
+from workbench.texts import flat, percent, show_token
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,14 @@ def test_long_tokens_are_cut_and_say_so() -> None:
 def test_shares_get_the_digits_that_matter(share: float, shown: str) -> None:
     """One decimal in the middle, two near the ends, none at the ends."""
     assert percent(share) == shown
+
+
+def test_nested_settings_by_name() -> None:
+    """Names are joined by dots, lists and named mappings stay whole, and a tree of any depth ends."""
+    tree = {"a": {"b": 1, "c": {}}, "rope": {"type": "yarn"}, "d": [{"e": 1}]}
+    assert flat(tree, whole=("rope",)) == {"a.b": 1, "rope": {"type": "yarn"}, "d": [{"e": 1}]}
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"x": deep}
+    (name,) = flat(deep)
+    assert name == ".".join("x" * 21)

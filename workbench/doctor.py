@@ -18,6 +18,7 @@ from workbench.checks.faults import FAULTS
 from workbench.errors import InputError
 from workbench.findings import Finding, verdict, worst_first
 from workbench.shards import collector_paused
+from workbench.texts import flat
 
 FAMILIES = (
     "files map head config engine taps norms rope coverage embedding labels template states metrics resume replay"  # cheap ones first
@@ -186,15 +187,7 @@ def read_run(path: str) -> Run:
         ) from error
     if not isinstance(settings, dict) or not settings:
         raise InputError(f"{place} holds a {type(settings).__name__}: expected settings by name, as run.yaml of speculators has them")
-    return Run(place, _flat(settings))
-
-
-def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        nested = isinstance(value, Mapping) and depth < 20 and name != "rope_scaling"
-        flat |= _flat(value, f"{prefix}{name}.", depth + 1) if nested else {f"{prefix}{name}": value}
-    return flat
+    return Run(place, flat(settings, whole=("rope_scaling",)))
 
 
 def plain(value: Any) -> Any:

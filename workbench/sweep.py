@@ -27,6 +27,7 @@ from workbench import params, report
 from workbench.errors import InputError
 from workbench.report import Progress, RunResult, find_notebook, run_notebook
 from workbench.runs import RunFolder
+from workbench.texts import flat
 
 PARTS = {"notebook": str, "parameters": dict, "grid": dict, "runs": list}
 
@@ -170,7 +171,7 @@ def compare(folders: Sequence[str | Path]) -> dict[str, dict[str, list[Any]]]:
             {
                 "parameters": {"notebook": status["notebook"], **run.read("parameters.json")},
                 "versions": {**source["packages"], "commit": source["code"].get("sha")},
-                "results": {"status": status["status"], **_flat(run.read("results.json")["results"])},
+                "results": {"status": status["status"], **flat(run.read("results.json")["results"])},
             }
         )
     changed: dict[str, dict[str, list[Any]]] = {}
@@ -179,14 +180,6 @@ def compare(folders: Sequence[str | Path]) -> dict[str, dict[str, list[Any]]]:
         values = {name: [run[kind].get(name) for run in told] for name in names}
         changed[kind] = {name: row for name, row in values.items() if any(value != row[0] for value in row)}
     return changed
-
-
-def _flat(results: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested results under names such as naive.loss_0; lists stay whole."""
-    flat: dict[str, Any] = {}
-    for name, value in results.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def compare_text(folders: Sequence[str | Path], changed: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:

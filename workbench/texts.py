@@ -1,7 +1,8 @@
-"""Values as people read them: a token from its raw bytes, a share in percent. No HTML, no plotly, nothing heavy."""
+"""Values as people read them: a token from its raw bytes, a share in percent, nested settings by name. No HTML, nothing heavy."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 LONGEST_TOKEN = 48  # characters of a token's visible form
 
@@ -47,3 +48,13 @@ def percent(share: float) -> str:
     edge = min(abs(share), abs(1 - share))
     digits = 0 if edge in (0, 1) else 2 if edge < 0.01 else 1
     return f"{100 * share:.{digits}f} %"
+
+
+def flat(tree: Mapping[Any, Any], whole: Collection[str] = (), prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested mappings under names such as naive.loss_0. What a name in `whole` holds stays one value, as do lists and what lies deeper
+    than twenty names."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        nested = isinstance(value, Mapping) and depth < 20 and name not in whole
+        found |= flat(value, whole, f"{prefix}{name}.", depth + 1) if nested else {f"{prefix}{name}": value}
+    return found

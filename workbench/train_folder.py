@@ -30,6 +30,7 @@ from workbench.errors import InputError
 from workbench.mapping import VocabMap
 from workbench.runs import atomic_file, atomic_folder, check_destination, disk_errors
 from workbench.states import States
+from workbench.texts import flat
 from workbench.train_settings import TrainSettings
 from workbench.verifier import Teacher
 
@@ -211,16 +212,9 @@ def _read(record: Path) -> dict[str, Any]:
 
 def _refuse_other_run(out: Path, known: dict[str, Any], wanted: Mapping[str, Any]) -> None:
     """InputError naming every setting and input in which the run of a folder differs from the one that is asked for."""
-    old, new = (_flat({k: v for k, v in d.items() if k != "sessions"}) for d in (known, wanted))
+    old, new = (flat({k: v for k, v in d.items() if k != "sessions"}) for d in (known, wanted))
     differing = [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in {**old, **new} if old.get(name) != new.get(name)]
     if differing:
         raise InputError(
             f"{out} holds another training run: {'; '.join(differing[:5])}: repeat its command to resume it, or choose a new folder"
         )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
