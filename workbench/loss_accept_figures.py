@@ -74,6 +74,10 @@ def curves(e: Evidence) -> Exhibit:
     served = {p.run.name: p.run for p in e.promises if p.name in [c.name for c in e.curves]}
     measured = "; ".join(f"{name} has {run.accept_length:.2f} ± {run.half_width:.2f}" for name, run in served.items())
     sentence = f"Measured: {measured}." if measured else "Nothing was served beside it: no figure here says what it accepts."
+    bests = {c.name: c.accept_length[c.best] for c in e.curves if len(c.at)}
+    apart = {p.name: p.predicted.value for p in e.promises if abs(p.predicted.value - bests.get(p.name, p.predicted.value)) > 0.005}
+    for name, value in apart.items():
+        sentence += f" {name} logs an accept length simulated pass by pass, which is drawn; its accuracies, below, predict {value:.2f}."
     layout = {
         "yaxis": {"domain": [0.56, 1]},
         "yaxis2": {"domain": [0, 0.46], "title": {"text": "accept length"}},

@@ -45,7 +45,7 @@ def skipped(i: Inspection) -> Exhibit:
         needs.setdefault(one["needs"], []).append(one["check"])
     if not needs:
         return Exhibit("Nothing was skipped", f"all {i.checks} checks ran.", None)
-    sentence = "`workbench doctor` takes these inputs; what was skipped is not known to be sound."
+    sentence = "workbench doctor takes these inputs; what was skipped is not known to be sound."
     lines = [[need, len(names), ", ".join(names)] for need, names in sorted(needs.items(), key=lambda item: -len(item[1]))]
     columns = [Column("needs", "value"), Column("checks", "number"), Column("which", "value")]
     return table(f"{i.checks} checks ran, {len(i.doctor.skipped)} had no input", sentence, columns, lines)
