@@ -14,7 +14,7 @@ report: setup                ## the main job: every notebook on the lab, as self
 
 lab: setup                   ## the workbench in JupyterLab, on the lab's examples; LAB_ARGS: options of `jupyter lab`
 	$(BIN)/workbench lab fetch
-	JUPYTER_CONFIG_PATH=notebooks/.jupyter $(BIN)/jupyter lab $(LAB_ARGS) notebooks/START.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" JUPYTER_CONFIG_PATH=notebooks/.jupyter jupyter lab --LabApp.default_url=/lab/tree/START.md $(LAB_ARGS) notebooks/START.md
 
 test: setup                  ## all tests, the browser's, the peers' and the engines' included
 	$(MAKE) -j2 chromium $(PEER)/ready engines

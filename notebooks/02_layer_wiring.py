@@ -69,6 +69,12 @@ wiring_flow.flow(known)
 wiring_figures.engines(known)
 
 # %% [markdown]
+# What to start them with.
+
+# %% tags=["table"]
+wiring_figures.launch(known)
+
+# %% [markdown]
 # Tensor by tensor, for our own drafter, the engines, and a trainer that copies weights under new names (*finetune-from*).
 
 # %% tags=["table"]

@@ -47,7 +47,7 @@ figures.provenance_table(run.trace(known.inputs, device="cpu" if known.trial is 
 # %% tags=["table"]
 found = loss_accept.findings(known)
 loss_accept.report(run, known, found)
-loss_accept_figures.contradictions(found)
+loss_accept_figures.contradictions(known, found)
 
 # %% [markdown]
 # What to do about it, in order.
@@ -101,7 +101,7 @@ speed_figures.break_even(known.runs)
 
 # %% [markdown]
 # ## Best number of draft tokens
-# Each further draft token is accepted less often and costs as much as the one before; none at all is among the choices.
+# Each further draft token is accepted less often and costs another draft step; none at all is among the choices.
 
 # %% tags=["figure"]
 speed_figures.best_drafts(known.sweeps)

@@ -12,9 +12,11 @@ import pytest
 from tests import overlap_cases
 from workbench import explore, explore_overlap, figures
 from workbench.errors import InputError
+from workbench.evidence import gather
 from workbench.figures import Exhibit
 from workbench.mapping import VocabMap
 from workbench.overlap import open_overlap
+from workbench.params import LossVsAccept
 from workbench.stepper import Labels, Stepped
 
 
@@ -185,6 +187,17 @@ def test_the_picture_is_drawn_for_what_its_axes_show(tmp_path: Path) -> None:
         assert seen == set(range(10, 31)) & set(live.view.shared_rows[0].tolist())
         live.slice.value = "code"
     assert headline.figure == before
+
+
+def test_a_round_is_not_cheaper_than_the_step_in_it() -> None:
+    """Three numbers that cannot be true together are a sentence, and the figures stay."""
+    known = gather(LossVsAccept(runs=[{"accept_length": 2.4, "tokens_per_s": 90.0, "draft_tokens": 3}], baseline_tokens_per_s=60.0), print)
+    controls = explore.BreakEven(known)
+    box = controls.panel()
+    before = [plot.figure for plot in find(box, explore.Plot)]
+    controls.accept_length.value = 1.2
+    assert "takes 0.80 plain steps" in find(box, widgets.HTML)[0].value
+    assert [plot.figure for plot in find(box, explore.Plot)] == before
 
 
 def stepped(losses: list[list[float]], head: VocabMap, maps: dict[str, VocabMap]) -> Stepped:

@@ -132,6 +132,19 @@ def test_a_figure_on_a_page_needs_no_second_library() -> None:
     assert "<img" not in shown
 
 
+def test_in_a_notebook_the_title_stands_above_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As text, so that it wraps and never lies over a legend; the report page leaves it out and makes its own."""
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda what, **more: shown.append((what, more)))
+    plot("A <b> title", "S.", [trace("bar", x=[1], y=[2])])._ipython_display_()
+    (title, more), (figure, _), (text, _) = shown
+    assert title["text/html"] == '<h4 class="figure-title">A &lt;b&gt; title</h4>'
+    assert more["metadata"] == figures.TITLE
+    assert not figure.layout.title.text
+    assert figure.layout.meta["title"] == "A <b> title"
+    assert "A <b> title. S." in text["text/plain"]
+
+
 def test_what_is_missing_is_said_where_it_would_be() -> None:
     """A figure whose input was not given shows what to give."""
     shown = figures.missing("Coverage", "needs counts").to_html()

@@ -61,6 +61,40 @@ def exhibits(i: Inspection) -> dict[str, Exhibit]:
     return {**both, "flow": wiring_flow.flow(i), "consumers": wiring_figures.consumers(i, 5), "ranked": wiring_figures.ranked(i, 12)}
 
 
+def test_answers_of_somebody_else_are_told(clean: Inspection) -> None:
+    """A replay of the verifier's own greedy answers says nothing; with a third of the tokens exchanged it is said, with the share."""
+    replay = clean.bench.replay
+    first = replay.teacher[replay.norms].ids[:, 0]
+    own = torch.cat([replay.ids[:1], first[:-1]])
+    own[torch.searchsorted(replay.ends, torch.arange(len(own)), right=True).diff(prepend=torch.tensor([-1])) != 0] = 0
+    asked = replay.loss_mask[1:] & (replay.documents[1:] == replay.documents[:-1])
+    foreign = own.clone()
+    foreign[1:][asked.nonzero().flatten()[::3]] += 1
+    for ids, share in ((own, 1.0), (foreign, pytest.approx(2 / 3, abs=0.02))):
+        told = replace(clean, bench=replace(clean.bench, replay=replace(replay, ids=ids)))
+        assert inspector.own_share(told.bench.replay) == share
+        run = RunFolder()
+        inspector.report(run, told)
+        assert any("first choice" in warning for warning in run.results["warnings"]) == (share != 1.0)
+
+
+def test_an_engine_that_cannot_load_it_is_told(clean: Inspection) -> None:
+    """On the card, as a warning with the reason, in the table of launch lines and among the next steps; the others keep their line."""
+    stuck = {**clean.engines["sglang"], "boundaries": None, "defaults_taken": ["nothing: it wants another class"]}
+    told = replace(clean, engines={**clean.engines, "sglang": stuck})
+    assert inspector.refusals(told.engines) == {"sglang": "it wants another class"} | inspector.refusals(
+        {name: engine for name, engine in clean.engines.items() if name != "sglang"}
+    )
+    run = RunFolder()
+    inspector.report(run, told)
+    assert "sglang cannot load it" in next(entry["label"] for entry in run.results["verdict"] if entry["key"] == "faults")
+    assert "sglang cannot load this drafter: it wants another class." in run.results["warnings"]
+    lines = dict(wiring_figures.launch(told).body.rows)
+    assert lines["sglang"] == "it wants another class"
+    assert lines["vllm-v1"] == clean.engines["vllm-v1"]["launch"]
+    assert any(row[0].startswith("sglang") and "cannot load" in row[0] for row in wiring_figures.next_steps(told).body.rows)
+
+
 def test_a_clean_drafter_is_left_alone(clean: Inspection) -> None:
     """No error, no reading that fits better, every stage in its plain frame, the taps best where they are."""
     shown = exhibits(clean)
@@ -71,7 +105,7 @@ def test_a_clean_drafter_is_left_alone(clean: Inspection) -> None:
     assert wiring_figures.tap_heat(clean, (2, 2, 3)).title.startswith("Moved alone, tap 0 at h_2 for h_1: +")
     lowered = replace(clean, cells=clean.cells - np.eye(len(clean.cells), clean.cells.shape[1]))
     assert wiring_figures.tap_heat(lowered).title.endswith("which these tokens cannot decide")
-    assert [row[0].split(":")[0] for row in wiring_figures.next_steps(clean).body.rows][-1] == "The wiring is sound"
+    assert wiring_figures.next_steps(clean).body.rows[-1][0].startswith(f"No other wiring fits better; {inspector.undecided(clean)} of ")
     assert "No change is needed" in shown["readings"].sentence
     assert len(shown["readings"].body.rows) == len(clean.ranked)
 

@@ -49,7 +49,7 @@ def exhibits(e: Evidence, found: list[Finding]) -> dict[str, Exhibit]:
     """Every figure and table of the notebook."""
     parts = loss_accept_figures
     both = {name: getattr(parts, name)(e) for name in ("curves", "losses", "positions", "calibration")}
-    both |= {name: getattr(parts, name)(found) for name in ("contradictions", "next_steps")}
+    both |= {"contradictions": parts.contradictions(e, found), "next_steps": parts.next_steps(found)}
     speed = {"served": speed_figures.served(e.runs), "break_even": speed_figures.break_even(e.runs)}
     return both | speed | {"best_drafts": speed_figures.best_drafts(e.sweeps)}
 
@@ -70,7 +70,7 @@ def test_a_contradiction_with_serving_so_suspect_the_data_path(founding: Evidenc
     (finding,) = [f for f in found if f.code == "metric-contradiction" and f.where == "first metrics"]
     assert "predicts accept length 1.06, predecessor's drafter has 1.5" in finding.title
     assert "suspect the data path of training, not the weights" in finding.title
-    shown = loss_accept_figures.contradictions(found)
+    shown = loss_accept_figures.contradictions(founding, found)
     assert shown.title == "5 errors, 6 warnings: the numbers contradict each other, so suspect the data path"
     assert shown.sentence.startswith("Suspected most: labels follow another map than the head rows;")
     assert [row[1] for row in shown.body.rows] == [f.title for f in found]
@@ -104,14 +104,14 @@ def test_what_accuracies_predict(founding: Evidence, found: list[Finding]) -> No
 
 
 def test_break_even_and_round_costs(founding: Evidence, found: list[Finding]) -> None:
-    """R 2.73 and 2.37, 15 % apart; they are the break-even accept lengths, so 2.0 could not have won; no draft token is best."""
+    """R 2.73 and 2.37, 15 % apart; they are the break-even accept lengths, so 2.0 loses by drafting; no draft token is best."""
     (apart,) = [f for f in found if f.code == "round-cost-disagrees"]
     assert "2.73 and 2.37" in apart.title
     assert "15%" in apart.title
     assert [f.evidence["break_even"] for f in found if f.code == "speed-break-even"] == pytest.approx([2.733, 2.365], abs=0.001)
     assert speed_figures.served(founding.runs).title == "A round costs 2.73 and 2.37 plain steps"
     shown = speed_figures.break_even(founding.runs)
-    assert shown.title == "Break-even is accept length 2.37 to 2.73: 2.0 and 1.5 could not have won"
+    assert shown.title == "Break-even is accept length 2.37 to 2.73: 2.0 and 1.5 lose by drafting"
     assert "At accept length 3 these rounds give 90 to 104 tokens/s; plain decoding gives 82" in shown.sentence
     assert "drafter from scratch: 0 (1.00 times plain decoding)" in speed_figures.best_drafts(founding.sweeps).title
 
@@ -122,7 +122,7 @@ def test_results(founding: Evidence, found: list[Finding]) -> None:
     loss_accept.report(run, founding, found)
     shown = {entry["key"]: entry["shown"] for entry in run.results["verdict"]}
     assert shown == {
-        "loss_0": "17.80", "same_position": "252 of 32,000", "accept_length": "1.06 → 1.50", "break_even": "2.37–2.73",
+        "loss_0": "17.80", "same_position": "252 of 32,000", "accept_length": "1.06 → 1.50 ± 0.05", "break_even": "2.37–2.73",
         "best_draft_tokens": "0",
     }  # fmt: skip
     assert len(run.results["warnings"]) == 11
@@ -154,6 +154,17 @@ def test_healthy_numbers_are_silent() -> None:
     even = {"name": "even", "accept_length": 2.9, "tokens_per_s": 100.1}  # 2.9 may be 2.85, break-even is 2.897
     title = exhibits(gather(baseline_tokens_per_s=100, runs=[even]), [])["break_even"].title
     assert title == "Break-even is accept length 2.90: 2.9 may be on either side"
+
+
+def test_what_was_only_measured_contradicts_nothing() -> None:
+    """Runs without a training: nothing was compared, and what was measured is on the card and in the results, with its interval."""
+    e = gather(runs=[{"name": "mine", "accept_length": 2.4, "tokens_per_s": 90, "draft_tokens": 3}], baseline_tokens_per_s=60)
+    assert loss_accept_figures.contradictions(e, []).title == "Nothing was compared"
+    run = RunFolder()
+    loss_accept.report(run, e, [])
+    shown = {entry["key"]: (entry["shown"], entry["label"]) for entry in run.results["verdict"]}
+    assert shown["accept_length"] == ("2.40 ± 0.05", "accept length, measured (mine)")
+    assert run.results["results"]["served"][0]["tokens_per_s"] == 90
 
 
 def test_a_log_speaks_of_what_served_it(tmp_path: Path) -> None:

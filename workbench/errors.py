@@ -15,3 +15,7 @@ class InputError(Exception):
     def __init__(self, sentence: str, code: str | None = None):
         super().__init__(sentence)
         self.code = code
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback, which says nothing about the input."""
+        return [f"{type(self).__name__}: {self}"]

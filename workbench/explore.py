@@ -378,11 +378,17 @@ class BreakEven:
 
     def _draw(self, draft_tokens: int, accept_length: float, speed: float, baseline: float) -> Sequence[Exhibit]:
         from workbench import speed_figures
-        from workbench.accept import constant_rate
+        from workbench.accept import constant_rate, round_cost
         from workbench.contradiction import Served
         from workbench.evidence import sweep
 
         constant_rate(accept_length, draft_tokens)  # refuses what so many draft tokens cannot give
+        cost = round_cost(accept_length, speed, baseline)
+        if cost < 1:
+            raise InputError(
+                f"at {speed:g} tokens/s, {baseline:g} without speculation, a round of {accept_length:g} tokens takes {cost:.2f} plain "
+                "steps, less than the one that it contains: check the three numbers"
+            )
         mine = Served("yours", accept_length, draft_tokens, speed, baseline, drafter="yours")
         return [speed_figures.break_even([*self.known.runs, mine]), speed_figures.best_drafts([*self.known.sweeps, sweep([mine])])]
 

@@ -29,6 +29,7 @@ INK, GRID = "#6f7782", "rgba(128,128,128,0.22)"
 SVG_POINTS = 5000  # above it, a scatter is drawn by WebGL: one SVG node a point would be slow
 TOP = 24  # pixels above a plot, for its legend
 BOTTOM = 40  # pixels below it, for ticks and the axis title
+TITLE = {"workbench": "title"}  # metadata of an output that the report page makes anew, from the figure
 TALL = 16  # rows; a longer table scrolls in a box of its own
 LEFT = "<style>.table th:not(.number), .table td:not(.number) { text-align: left; }</style>"  # JupyterLab's are right
 CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d"]}
@@ -131,7 +132,9 @@ class Exhibit:
         from IPython.display import display
 
         if isinstance(self.body, go.Figure):
-            display(self.body)
+            title, figure = title_apart(self.body.to_plotly_json())
+            display({"text/html": title, "text/plain": self.title}, raw=True, metadata=TITLE)
+            display(go.Figure(figure))
         plain = f"{self.title}. {self.sentence}"
         display({"text/html": self.to_html() + LEFT * isinstance(self.body, Table), "text/plain": plain}, raw=True)
 

@@ -4,7 +4,7 @@ Notable: the static part (doctor, forecast, tensors) needs headers only; the res
 replay still gets the static part: `bench` is None then, and `why` says what stands in the way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ from workbench.replay import Replay, Top, read_replay, record
 from workbench.replay_check import as_finding
 from workbench.runs import RunFolder
 from workbench.scans import Bench, tap_scan
+from workbench.texts import percent
+
+SAID = 0.9  # share of the replayed answers that a verifier itself must say; greedy answers of its own have 1
 
 REPLAY_CHECK = "replay.readings"  # the doctor's check that is done here, with its numbers
 STAGES = {  # of the flow: beginnings of the codes that point at it, and of the tensors that it holds
@@ -159,11 +162,31 @@ def treatments(row: dict[str, Any]) -> set[str]:
     return {"loaded" if row["consumers"][e] == "renamed" else row["consumers"][e] for e in wiring.ENGINES}
 
 
+def refusals(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Why each engine that cannot load the drafter stops, of a forecast's engines."""
+    stuck = {name: told for name, told in engines.items() if told["boundaries"] is None}
+    return {name: next(d for d in told["defaults_taken"] if d.startswith("nothing: "))[len("nothing: ") :] for name, told in stuck.items()}
+
+
+def undecided(i: Inspection) -> int:
+    """How many readings these tokens can neither refuse nor confirm."""
+    return sum(r.difference.verdict == "undecidable" for r in i.ranked)
+
+
+def own_share(replay: Replay) -> float:
+    """Share of the supervised tokens that are the verifier's own first choice after what stands before them; nan where there are none."""
+    first = replay.teacher[replay.norms].ids[:-1, 0]  # [N - 1], said of the next token
+    asked = replay.loss_mask[1:] & (replay.documents[1:] == replay.documents[:-1])
+    return float((first == replay.ids[1:])[asked].float().mean())
+
+
 def report(run: RunFolder, i: Inspection) -> None:
     """Headline numbers, warnings, findings and readings into a run's results."""
     found = i.doctor.findings
     codes = ", ".join(dict.fromkeys(f.code for f in found if f.severity != "note"))
-    run.record("faults", sum(f.severity != "note" for f in found), f"faults{f': {codes}' if codes else ''}; {i.checks} checks ran")
+    stuck = refusals(i.engines)
+    label = f"faults{f': {codes}' if codes else ''}; {i.checks} checks ran{''.join(f'; {engine} cannot load it' for engine in stuck)}"
+    run.record("faults", sum(f.severity != "note" for f in found), label)
     if i.bench is not None:
         best, length = i.ranked[0], i.base["accept_length"]
         label = f"simulated accept length as wired ({len(i.replay.ids):,} tokens)"
@@ -171,7 +194,8 @@ def report(run: RunFolder, i: Inspection) -> None:
         run.record("full_acc_0", i.base["accuracy"], "of the first draft tokens right", f"{100 * i.base['accuracy']:.0f} %")
         change = f"{best.reading.name}: {round(best.difference.loss, 3) + 0.0:+.3f} nats a token, {best.difference.verdict}"
         better = sum(r.difference.verdict == "better" for r in i.ranked)
-        run.record("best_reading", best.difference.loss, f"of {len(i.ranked)} other wirings fit better; the best is {change}", f"{better}")
+        label = f"of {len(i.ranked)} other wirings fit better, {undecided(i)} cannot be decided; the best is {change}"
+        run.record("best_reading", best.difference.loss, label, f"{better}")
         readings = [{"name": r.reading.name, "delta_loss": r.difference.loss, "ci95": [r.difference.low, r.difference.high],
                      "accept_length": length + r.difference.accept_length, "verdict": r.difference.verdict} for r in i.ranked]  # fmt: skip
         run.record("readings", plain(readings))
@@ -183,3 +207,10 @@ def report(run: RunFolder, i: Inspection) -> None:
     for one in found:
         if one.severity != "note":
             run.warn(f"{one.title}.")
+    if i.bench is not None and (share := own_share(i.bench.replay)) < SAID:
+        run.warn(
+            f"Only {percent(share)} of the replayed answers are this verifier's own first choice: they are sampled or another model's. "
+            "Numbers of this page compare readings; what would be accepted is told by the verifier's own answers alone."
+        )
+    for engine, reason in stuck.items():
+        run.warn(f"{engine} cannot load this drafter: {reason}.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from workbench import audit, contradiction
 from workbench.accept import best_draft_tokens
+from workbench.contradiction import Served
 from workbench.evidence import FIRST, Evidence
 from workbench.findings import Finding, verdict, worst_first
 from workbench.runs import RunFolder
@@ -44,9 +45,13 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
         run.record("same_position", e.numbers.same_position, f"rows keep their token; {e.numbers.shared:,} are shared", shown)
     if e.promises:
         far = max(e.promises, key=lambda p: abs(math.log(p.predicted.value / p.run.accept_length)))
-        shown = f"{far.predicted.value:.2f} → {far.run.accept_length:.2f}"
+        shown = f"{far.predicted.value:.2f} → {_length(far.run)}"
         run.record("accept_length", far.run.accept_length, f"accept length, predicted ({far.name}) → measured", shown)
         run.record("predicted", {p.name: p.predicted.value for p in e.promises})
+    elif e.runs:
+        run.record("accept_length", e.runs[-1].accept_length, f"accept length, measured ({e.runs[-1].name})", _length(e.runs[-1]))
+    run.record("served", [{"name": r.name, "accept_length": r.accept_length, "half_width": r.half_width, "tokens_per_s": r.tokens_per_s,
+                           "baseline_tokens_per_s": r.baseline_tokens_per_s} for r in e.runs])  # fmt: skip
     costs = [cost for one in e.sweeps for cost in one.costs[-1:].tolist()]
     if costs:
         shown = "–".join(f"{cost:.2f}" for cost in sorted({min(costs), max(costs)}))
@@ -54,10 +59,16 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
         one = max(e.sweeps, key=lambda one: best_draft_tokens(one.prefix, one.costs).speedups.max())
         best = best_draft_tokens(one.prefix, one.costs)
         gain = f"{best.speedups[best.draft_tokens]:.2f} times plain decoding" if best.draft_tokens else "speculation does not pay"
-        label = f"draft tokens a pass are best: {gain}"
+        most = ", the most that was tried" if best.draft_tokens == len(one.costs) - 1 else ""
+        label = f"draft tokens a pass are best{most}: {gain}"
         run.record("best_draft_tokens", best.draft_tokens, label, str(best.draft_tokens))
     run.record("findings", [{"code": f.code, "severity": f.severity, "title": f.title} for f in found])
     run.record("finding_verdict", verdict(found))
     for finding in found:
         if finding.severity != "note":
             run.warn(f"{finding.title}.")
+
+
+def _length(run: Served) -> str:
+    """An accept length with half the width of its interval, where that is known."""
+    return f"{run.accept_length:.2f}" + (f" ± {run.half_width:.2f}" if run.half_width else "")

@@ -21,8 +21,10 @@ from workbench.speed_figures import drawn, star
 POINTS = 300  # of a loss curve; more rows are averaged
 
 
-def contradictions(found: Sequence[Finding]) -> Exhibit:
+def contradictions(e: Evidence, found: Sequence[Finding]) -> Exhibit:
     """The findings in words, the worst first, and what most of them suspect."""
+    if not found and not (e.promises or e.curves or e.numbers.losses or e.numbers.accuracies):
+        return missing("Nothing was compared", "what is measured alone contradicts nothing: give training logs (training) or numbers.")
     if not found:
         return Exhibit("No contradiction", "none of the rules has anything to say about these numbers.", None)
     counts = [(sum(f.severity == severity for f in found), severity) for severity in reversed(SEVERITIES)]
@@ -186,7 +188,9 @@ def calibration(e: Evidence) -> Exhibit:
     )
     if not any(wrong):
         title = f"No prediction is contradicted: {'; '.join(names)}"
-    return plot(title, sentence, traces, "accept length that training predicts", "accept length measured", height=460, hovermode="closest")
+    if not e.promises:
+        title = f"Training told nothing; simulated on the same answers → decoded: {names[0].partition(': ')[2]}"
+    return plot(title, sentence, traces, "accept length predicted", "accept length measured", height=460, hovermode="closest")
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------------------------------

@@ -90,6 +90,8 @@ def coverage(view: Overlap, k: int = 0, slice: str = "") -> Exhibit:
     traces = [_curve(ranked, slice or "all text", figures.INK, "solid", 3)]
     for n, name in enumerate(view.slices):
         colour, dash = figures.line_style(n)
+        if name == slice:  # drawn already
+            continue
         traces.append(_curve(np.sort(view.weights(name))[::-1], name, colour, dash, 1.6))
     for name, vocabulary, marker in (("parent", c.a, PARENT), ("child", c.b, CHILD)):
         share = 100 * vocabulary.coverage(total)

@@ -189,9 +189,15 @@ def open_place(path: str | Path) -> Place:
     identity = HUB_ID.fullmatch(text)
     if identity is None or parent or local.suffix in (".safetensors", ".pt", ".pth", ".bin", ".npy", ".json"):
         raise InputError(
-            f"{text or repr(text)} does not exist: expected a folder, a weights file, or a Hugging Face id owner/name; check the spelling"
+            f"{text or repr(text)} does not exist{_seen_from(local)}: expected a folder, a weights file, or a Hugging Face id owner/name; "
+            "check the spelling"
         )
     return HubPlace(identity["repo"], identity["revision"])
+
+
+def _seen_from(path: Path) -> str:
+    """Where a relative path was looked for: a notebook's kernel is in the notebook's own folder."""
+    return "" if path.is_absolute() or not path.name else f" in {Path.cwd()}"
 
 
 def _brief(error: Exception) -> str:

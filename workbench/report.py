@@ -241,7 +241,7 @@ def _prepare(notebook: nbformat.NotebookNode, status: dict[str, Any]) -> tuple[s
             setup.append(cell.source)
         elif not _tags(cell, "interactive"):
             if "outputs" in cell:
-                cell.outputs = [output for output in cell.outputs if WIDGET_MIME not in output.get("data", {})]
+                cell.outputs = [o for o in cell.outputs if WIDGET_MIME not in o.get("data", {}) and o.get("metadata") != figures.TITLE]
             for m, output in enumerate(cell.get("outputs", [])):
                 if PLOTLY_MIME in output.get("data", {}):
                     drawing = figures.figure_html(output.data[PLOTLY_MIME], f"figure-{n}-{m}")

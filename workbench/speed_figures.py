@@ -61,7 +61,7 @@ def break_even(runs: Sequence[Served]) -> Exhibit:
     costs = [_cost(run) for run in known]
     spread = " to ".join(dict.fromkeys(f"{cost:.2f}" for cost in (min(costs), max(costs))))
     close = [run for run in known if run not in lost and run.accept_length - run.half_width < _cost(run)]
-    named, told = (lost, "could not have won") if lost else (close, "may be on either side")
+    named, told = (lost, f"lose{'s' * (len(lost) == 1)} by drafting") if lost else (close, "may be on either side")
     verdict = f"{' and '.join(_short(run) for run in named)} {told}" if named else "all runs are above it"
     title, base = f"Break-even is accept length {spread}: {verdict}", known[0].baseline_tokens_per_s
     goal = [f"{base * 3 / cost:.0f}" for cost in sorted({min(costs), max(costs)}, reverse=True)]
@@ -82,7 +82,8 @@ def best_drafts(sweeps: Sequence[Sweep]) -> Exhibit:
         name = one.name if one.measured else f"{one.name} (partly interpolated)"
         traces.append(drawn(np.arange(len(found.speedups)), found.speedups, name, **style))
         traces.append(star(found.draft_tokens, found.speedups[found.draft_tokens], f"{one.name}: best", colour))
-        said.append(f"{one.name}: {found.draft_tokens} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
+        most = ", the most that was tried" if found.draft_tokens == len(found.speedups) - 1 else ""
+        said.append(f"{one.name}: {found.draft_tokens}{most} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
     title = f"Best number of draft tokens: {'; '.join(said)}"
     sentence = "Accept length over round cost; 0 is plain decoding. "
     sentence += "; ".join(f"{one.name}: round costs {', '.join(f'{cost:.2f}' for cost in one.costs)}" for one in sweeps) + "."

@@ -60,12 +60,20 @@ def engines(i: Inspection) -> Exhibit:
     order = sorted(said, key=lambda name: len(set(said[name])) == 1)
     lines = [[name, "differ" if len(set(said[name])) > 1 else "agree", *said[name]] for name in order]
     lines += [["defaults taken", "", *("; ".join(told["defaults_taken"]) or "–" for told in i.engines.values())]]
-    lines += [["launch", "", *(told["launch"] for told in i.engines.values())]]
     told = differences(i.engines)
     fields = ", ".join(name for name in order if len(set(said[name])) > 1)
     title = f"Engines differ in {len(told)} of {len(DIFFERENT)} things: {fields}" if told else "All engines feed and use the same"
     columns = [Column("what"), Column("engines", "mark"), *(Column(engine, "value") for engine in i.engines)]
     return table(title, f"{told[0]}." if told else "Boundaries, embedding, head, map and norms agree.", columns, lines)
+
+
+def launch(i: Inspection) -> Exhibit:
+    """The command that starts each engine with this drafter, or why there is none."""
+    stuck = inspector.refusals(i.engines)
+    lines = [[engine, stuck.get(engine, told["launch"])] for engine, told in i.engines.items()]
+    title = f"{', '.join(stuck)} cannot load this drafter" if stuck else f"All {len(lines)} engines can load this drafter"
+    sentence = "Each line agrees with what its engine reads above; a reason stands where there is none."
+    return table(title, sentence, [Column("engine"), Column("launch", "value")], lines)
 
 
 def _told(value: Any) -> str:
@@ -150,7 +158,8 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
         title = f"Moved alone, {'; '.join(alone)}"
     far = abs(np.array(i.boundaries) - np.array(wired)[:, None])  # [A, boundaries]
     harm = "; ".join(f"tap {s} {max(row[d == 1], default=0.0):+.3f}" for s, (row, d) in enumerate(zip(i.cells, far, strict=True)))
-    sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most; orange gains, "
+    sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most, fewer than "
+    sentence += "the readings below have; orange gains, "
     sentence += f"blue costs, colours end at {CLIP:g} nat. One boundary off changes at most: {harm} nats."
     legible, marked = len(i.boundaries) <= LEGIBLE, [{a, b} for a, (*_, b) in zip(taps or wired, gains, strict=True)]
     text = [
@@ -159,7 +168,7 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
     ]
     heat = trace(
         "heatmap", x=list(i.boundaries), y=line, z=i.cells.astype(np.float32), zmin=-CLIP, zmax=CLIP, colorscale=SCALE, xgap=1, ygap=2,
-        colorbar={"title": {"text": "nats"}, "thickness": 12}, hovertemplate="tap %{y} from h_%{x}: %{z:+.3f} nats<extra></extra>",
+        colorbar={"title": {"text": "nats"}, "thickness": 12}, hovertemplate="%{y} from h_%{x}: %{z:+.3f} nats<extra></extra>",
         text=text, texttemplate="%{text}", textfont={"size": 9},
     )  # fmt: skip
     now = ("as wired" if taps is None else "now", list(taps or wired), "square-open", 20)
@@ -205,7 +214,7 @@ def ranked(i: Inspection, rows: int) -> Exhibit:
     )
     sentence += f"length {b['accept_length']:.2f}. Paired on the same tokens; bars: 95 % over {len(i.replay.ends)} texts."
     zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": figures.GREY}}
-    return plot(title, sentence, traces, "loss less that of the present wiring (nats a token)", height=120 + 22 * len(shown), yaxis=axis,
+    return plot(title, sentence, traces, "change of loss (nats a token)", height=120 + 22 * len(shown), yaxis=axis,
                 shapes=[zero], hovermode="closest")  # fmt: skip
 
 
@@ -251,6 +260,7 @@ def next_steps(i: Inspection) -> Exhibit:
     verdicts = {r.difference.verdict for r in i.ranked}
     open_ones = any(r.difference.verdict == "undecidable" and r.difference.low < -MATTERS for r in i.ranked)
     wrong, odd = any(f.severity != "note" for f in i.doctor.findings), any(len(inspector.treatments(row)) > 1 for row in i.tensors)
+    stuck = inspector.refusals(i.engines)
     steps = [
         (
             "better" in verdicts,
@@ -277,8 +287,13 @@ def next_steps(i: Inspection) -> Exhibit:
             f"No reading could be tried: {i.why}.",
         ),
         (
-            i.bench is not None and not wrong,
-            "The wiring is sound: if acceptance is low, compare the maps (notebook 1), then what training said (notebook 4).",
+            bool(stuck),
+            f"{', '.join(stuck)} cannot load this drafter: workbench convert writes it in a form that it reads.",
+        ),
+        (
+            i.bench is not None and not wrong and "better" not in verdicts,
+            f"No other wiring fits better; {inspector.undecided(i)} of {len(i.ranked)} cannot be decided on these tokens. If acceptance is "
+            "low, compare the maps (notebook 1), then what training said (notebook 4).",
         ),
     ]
     return figures.advice(steps)

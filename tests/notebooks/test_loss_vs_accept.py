@@ -35,7 +35,7 @@ def test_the_founding_case(tmp_path: Path) -> None:
         "at the plateau: 1.58 → 1.50",
         "Training predicts accept length 2.72, drafter from scratch has 2",
         "Round costs 2.73 and 2.37 of one setup are 15% apart",
-        "Break-even is accept length 2.37 to 2.73: 2.0 and 1.5 could not have won",
+        "Break-even is accept length 2.37 to 2.73: 2.0 and 1.5 lose by drafting",
     ):
         assert sentence in page
     assert page.index("5 errors, 6 warnings") < page.index("is worse than guessing, ln 32,000")

@@ -79,7 +79,8 @@ def _overlap_text(r: dict[str, Any], assumptions: list[str]) -> str:
     ]
     if r["coverage_a"] is not None:
         lines.append(
-            f"coverage of the counts         A {r['coverage_a']:.2%}, B {r['coverage_b']:.2%}; missing from A {r['missing_mass']:.2%}"
+            f"coverage of the counts         A {r['coverage_a']:.2%}, B {r['coverage_b']:.2%}; "
+            f"B's tokens that A lacks {r['missing_mass']:.2%}"
         )
     if r["same_position"] < rows and r["shared"] > r["same_position"]:
         lines.append(
