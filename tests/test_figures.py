@@ -140,8 +140,10 @@ def test_in_a_notebook_the_title_stands_above_the_figure(monkeypatch: pytest.Mon
     (title, more), (figure, _), (text, _) = shown
     assert title["text/html"] == '<h4 class="figure-title">A &lt;b&gt; title</h4>'
     assert more["metadata"] == figures.TITLE
-    assert not figure.layout.title.text
-    assert figure.layout.meta["title"] == "A <b> title"
+    drawn = figure[figures.PLOTLY_MIME]
+    assert drawn["layout"]["title"]["text"] == ""
+    assert drawn["layout"]["meta"]["title"] == "A <b> title"
+    assert drawn["data"][0]["type"] == "bar"
     assert "A <b> title. S." in text["text/plain"]
 
 

@@ -41,7 +41,6 @@ from workbench.mapfiles import read_raw
 from workbench.runs import RunFolder, atomic_file, check_destination
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-PLOTLY_MIME = "application/vnd.plotly.v1+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 3600  # papermill's own default is to wait for ever
 START_SECONDS = 120
@@ -243,8 +242,8 @@ def _prepare(notebook: nbformat.NotebookNode, status: dict[str, Any]) -> tuple[s
             if "outputs" in cell:
                 cell.outputs = [o for o in cell.outputs if WIDGET_MIME not in o.get("data", {}) and o.get("metadata") != figures.TITLE]
             for m, output in enumerate(cell.get("outputs", [])):
-                if PLOTLY_MIME in output.get("data", {}):
-                    drawing = figures.figure_html(output.data[PLOTLY_MIME], f"figure-{n}-{m}")
+                if figures.PLOTLY_MIME in output.get("data", {}):
+                    drawing = figures.figure_html(output.data[figures.PLOTLY_MIME], f"figure-{n}-{m}")
                     cell.outputs[m] = nbformat.v4.new_output("display_data", {"text/html": drawing})
             notebook.cells.append(cell)
     first = notebook.cells[0].source if notebook.cells and notebook.cells[0].cell_type == "markdown" else ""
