@@ -50,12 +50,6 @@ loss_accept.report(run, known, found)
 loss_accept_figures.contradictions(known, found)
 
 # %% [markdown]
-# What to do about it, in order.
-
-# %% tags=["table"]
-loss_accept_figures.next_steps(found)
-
-# %% [markdown]
 # ## Training
 # Loss and the accept length that training predicts, on one axis. Their best need not be the same step, and acceptance is what is served.
 
@@ -116,8 +110,7 @@ explore.BreakEven(known).panel()
 
 # %% [markdown]
 # ## What to do next
-# - Worse than guessing, or better served than trained: compare the maps (`workbench overlap`), move the rows (`workbench remap`), restart.
-# - A warm start below two fifths after its rows were moved: see what it is fed (`workbench replay`), before any cleverness about new rows.
-# - Worse served than trained: `workbench forecast` says what the engine loads and ignores.
-# - Below break-even: fewer draft tokens, a cheaper draft step or larger batches first; then a better drafter.
-# - All agree: `workbench accept` on more prompts narrows the intervals; `results.json` has the numbers of this page.
+# What the contradictions ask for, in order; `results.json` has the numbers of this page.
+
+# %% tags=["table"]
+loss_accept_figures.next_steps(found)

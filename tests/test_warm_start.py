@@ -127,7 +127,7 @@ def test_results_and_warnings(case: Case, carried: dict[str, Any], measured: dic
     warm_start.report_starts(run, measured)
     warm_start.report_trained(run, trained)
     assert [entry["key"] for entry in run.results["verdict"]] == [
-        "cross_entropy_naive", "cross_entropy_remapped", "full_acc_0", "accept_length"
+        "cross_entropy_naive", "cross_entropy_remapped", "full_acc_0", "kept", "accept_length"
     ]  # fmt: skip
     assert run.results["results"]["init"] == "mean"
     assert run.results["results"]["rows_moved"] == carried["rows_moved"] > 20

@@ -41,7 +41,7 @@ def contradictions(e: Evidence, found: Sequence[Finding]) -> Exhibit:
 def next_steps(found: Sequence[Finding]) -> Exhibit:
     """The next command of each finding, once, in the order of the findings."""
     if not found:
-        return Exhibit("What to do next", "nothing has to be cleared up first.", None)
+        return missing("What to do next", "nothing has to be cleared up first; more prompts narrow the intervals.")
     because: dict[str, list[str]] = {}
     for finding in found:
         because.setdefault(finding.remedy, []).append(finding.code)

@@ -294,6 +294,10 @@ def report_starts(run: RunFolder, measured: dict[str, Measured | None]) -> None:
     run.record("cross_entropy_remapped", remapped.cross[0], "nats a label once the rows are moved", f"{remapped.cross[0]:.2f}")
     found = [m.found["full_acc_0"] for m in (naive, remapped) if m is not None]
     run.record("full_acc_0", found[-1], "of the first draft tokens right", " → ".join(percent(x) for x in found))
+    if (keep := measured.get("keep")) is not None:
+        covered = " → ".join(percent(m.found["coverage"]) for m in (keep, remapped))
+        label = f"simulated accept length with its own map → remapped, untrained; labels covered {covered}"
+        run.record("kept", keep.accept_length, label, f"{keep.accept_length:.2f} → {remapped.accept_length:.2f}")
     leak = remapped.found.get("leak", 0.0)
     if leak > LEAKY:
         run.warn(

@@ -184,7 +184,7 @@ def next_steps(measured: Mapping[str, Measured | None], trained: Mapping[str, Tr
         ),
         (
             keep.accept_length >= best,
-            f"With its own vocabulary (keep, {keep.accept_length:.2f}) the untrained parent accepts as much as the remapped drafter "
+            f"With its own vocabulary (keep, {keep.accept_length:.2f}) the untrained parent accepts no less than the remapped drafter "
             f"now ({best:.2f}): train keep too (parameter ways) before the new vocabulary is chosen.",
         ),
         (
