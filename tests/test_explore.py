@@ -230,6 +230,9 @@ def test_the_batch_stepper_by_mouse_and_keyboard() -> None:
         return live.row.value, live.step.value, live.labels.value
 
     assert now() == (1, 0, "parent")
+    live.row.value = 3
+    worst.click()
+    assert now() == (1, 0, "parent")  # the worst, wherever one is
     for _ in range(2):
         back.click()
         assert now() == (0, 0, "parent")

@@ -75,7 +75,6 @@ def _mistake(error: Exception) -> str:
 
 Heard = Callable[[list[Any]], None]
 
-
 # What all widgets of a page share: plotly, once it is there, and the figures that wait for their turn.
 _SHARED = """
 const shared = globalThis.workbench ??= (() => {
@@ -243,10 +242,9 @@ class BatchStepper:
         self.labels = remembered("stepper labels", widgets.ToggleButtons(options=names, description="labels through map", style=WIDE))
         self.step = remembered("stepper step", widgets.ToggleButtons(options=list(range(one.steps)), description="TTT step", style=WIDE))
         first = int(one.supervised[0].argmax())  # the rows before it are a prompt, which teaches nothing
-        row = widgets.IntSlider(
-            value=first, max=one.rows - 1, description="row", continuous_update=False, style=WIDE, layout={"width": "24rem"}
-        )
-        self.row = remembered("stepper row", row)
+        look = {"style": WIDE, "layout": {"width": "24rem"}}
+        row = widgets.IntSlider(value=first, max=one.rows - 1, description="row", continuous_update=False, **look)
+        self.row, self._jumped = remembered("stepper row", row), -1  # and the row that `worst` went to last
 
     def panel(self) -> widgets.VBox:
         """Keyboard field, buttons and controls above the loss of the batch and the row with its neighbours."""
@@ -275,8 +273,8 @@ class BatchStepper:
         view = self.views[self.head.value]
         if self.labels.value in view.labels:
             ranked = view.worst(self.step.value, self.labels.value).tolist()
-            at = ranked.index(self.row.value) + 1 if self.row.value in ranked else 0
-            self.row.value = ranked[at % len(ranked)] if ranked else self.row.value
+            at = ranked.index(self.row.value) + 1 if self.row.value == self._jumped and self.row.value in ranked else 0
+            self.row.value = self._jumped = ranked[at % len(ranked)] if ranked else self.row.value
 
     def next_step(self) -> None:
         """The next TTT step, after the last one the first."""
@@ -350,6 +348,9 @@ class LiveTraining:
         self.shown.update(self._draw_them({name: records for name, records in self.done.items() if records}))
 
 
+CHEAPEST = 0.9  # plain steps that a round can take, which holds one: throughputs that were measured are that far off
+
+
 class BreakEven:
     """The live side of notebook 4: a run of one's own among those that were given, with its break-even and best number of draft tokens."""
 
@@ -384,7 +385,7 @@ class BreakEven:
 
         constant_rate(accept_length, draft_tokens)  # refuses what so many draft tokens cannot give
         cost = round_cost(accept_length, speed, baseline)
-        if cost < 1:
+        if cost < CHEAPEST:
             raise InputError(
                 f"at {speed:g} tokens/s, {baseline:g} without speculation, a round of {accept_length:g} tokens takes {cost:.2f} plain "
                 "steps, less than the one that it contains: check the three numbers"
