@@ -188,3 +188,13 @@ def test_json_that_is_none(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(InputError, match=message):
         LocalPlace(tmp_path).json("config.json")
+
+
+def test_a_relative_path_is_said_with_the_folder_it_was_looked_for_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's kernel is in another folder than the command line; in a notebook the mistake is a sentence without frames."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"maps/child does not exist in {tmp_path}: expected a folder") as mistake:
+        open_place("./maps/child")
+    assert mistake.value._render_traceback_() == [f"InputError: {mistake.value}"]
+    with pytest.raises(InputError, match="does not exist: expected"):
+        open_place(tmp_path / "nowhere")
