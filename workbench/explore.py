@@ -86,13 +86,13 @@ const shared = globalThis.workbench ??= (() => {
 
 
 class _Library(anywidget.AnyWidget):
-    """plotly.js for all figures of a kernel: sent once, and as data, since anywidget gives a widget's own code two seconds to load."""
+    """plotly.js for all figures of a kernel: sent once, as data, for anywidget gives code two seconds; compiled when the page rests."""
 
     _esm = (
         _SHARED
         + """
     function initialize({ model }) {
-      setTimeout(() => { new Function(model.get("code"))(); shared.found(globalThis.Plotly); });
+      requestIdleCallback(() => { new Function(model.get("code"))(); shared.found(globalThis.Plotly); }, { timeout: 5000 });
     }
     export default { initialize };
     """
