@@ -14,6 +14,7 @@ from tests.wiring_faults import FAULTS, seed_drafter
 from workbench import explore, inspector, params, wiring_figures, wiring_flow
 from workbench.checkpoint import open_drafter
 from workbench.figures import Exhibit
+from workbench.forecast import refusals
 from workbench.inspector import Inspection
 from workbench.params import LayerWiring
 from workbench.runs import RunFolder
@@ -82,7 +83,7 @@ def test_an_engine_that_cannot_load_it_is_told(clean: Inspection) -> None:
     """On the card, as a warning with the reason, in the table of launch lines and among the next steps; the others keep their line."""
     stuck = {**clean.engines["sglang"], "boundaries": None, "defaults_taken": ["nothing: it wants another class"]}
     told = replace(clean, engines={**clean.engines, "sglang": stuck})
-    assert inspector.refusals(told.engines) == {"sglang": "it wants another class"} | inspector.refusals(
+    assert refusals(told.engines) == {"sglang": "it wants another class"} | refusals(
         {name: engine for name, engine in clean.engines.items() if name != "sglang"}
     )
     run = RunFolder()

@@ -265,6 +265,11 @@ class BestDrafts(NamedTuple):
     draft_tokens: int
     speedups: Array
 
+    @property
+    def bound(self) -> str:
+        """What a sentence adds where more draft tokens might be better still."""
+        return ", the most that was tried" if self.draft_tokens == len(self.speedups) - 1 else ""
+
 
 def best_draft_tokens(prefix: ArrayLike, costs: ArrayLike) -> BestDrafts:
     """prefix S_k [S] and round costs R_n [S+1] for n = 0..S draft tokens, R_0 = 1: the n that maximises (1 + S_0 + .. + S_{n-1}) / R_n."""

@@ -18,6 +18,7 @@ from workbench.errors import InputError
 from workbench.shards import collector_paused
 from workbench.targets import ADDS_ONE_TO_ONE
 
+REFUSED = "nothing: "  # begins the line among the defaults that says why an engine stops
 ENGINES = ("vllm-v1", "vllm-v2", "sglang", "tensorrt-llm", "speculators")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NEEDS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}  # what a flag is worth nothing without
@@ -46,11 +47,17 @@ def forecast(drafter: str | Path | DrafterCheckpoint, verifier: str | Path | Ver
     return {"engines": {engine: _engine(engine, d, m, own) for engine in ENGINES}}
 
 
+def refusals(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Why each engine that cannot load the drafter stops. engines: of a forecast."""
+    stuck = {name: told["defaults_taken"] for name, told in engines.items() if told["boundaries"] is None}
+    return {name: next(line for line in lines if line.startswith(REFUSED)).removeprefix(REFUSED) for name, lines in stuck.items()}
+
+
 def _engine(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint, own: str) -> dict[str, Any]:
     defaults: list[str] = []
     norms = _norms(engine, d, defaults)
     reason = _unreadable(engine, d, norms)
-    defaults += [f"nothing: {reason}"] if reason else []
+    defaults += [f"{REFUSED}{reason}"] if reason else []
     boundaries = None if reason else _boundaries(engine, d, m, defaults)
     ignored = [disk for canonical, disk in d.names.items() if ignores(engine, canonical, d, norms)]
     known = set(d.names.values())

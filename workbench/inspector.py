@@ -4,7 +4,7 @@ Notable: the static part (doctor, forecast, tensors) needs headers only; the res
 replay still gets the static part: `bench` is None then, and `why` says what stands in the way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from workbench.corpus import read_prompts
 from workbench.doctor import Diagnosis, diagnose, plain
 from workbench.errors import InputError
 from workbench.findings import Finding, verdict
-from workbench.forecast import forecast
+from workbench.forecast import forecast, refusals
 from workbench.params import LayerWiring
 from workbench.readings import SCAN, Ranked, combine, scan
 from workbench.replay import Replay, Top, read_replay, record
@@ -160,12 +160,6 @@ def shortened(bench: Bench, tokens: int) -> Bench:
 def treatments(row: dict[str, Any]) -> set[str]:
     """What engines do with a tensor: a name that was changed and one that was not come to the same."""
     return {"loaded" if row["consumers"][e] == "renamed" else row["consumers"][e] for e in wiring.ENGINES}
-
-
-def refusals(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Why each engine that cannot load the drafter stops, of a forecast's engines."""
-    stuck = {name: told for name, told in engines.items() if told["boundaries"] is None}
-    return {name: next(d for d in told["defaults_taken"] if d.startswith("nothing: "))[len("nothing: ") :] for name, told in stuck.items()}
 
 
 def undecided(i: Inspection) -> int:

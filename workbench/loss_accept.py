@@ -59,8 +59,7 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
         one = max(e.sweeps, key=lambda one: best_draft_tokens(one.prefix, one.costs).speedups.max())
         best = best_draft_tokens(one.prefix, one.costs)
         gain = f"{best.speedups[best.draft_tokens]:.2f} times plain decoding" if best.draft_tokens else "speculation does not pay"
-        most = ", the most that was tried" if best.draft_tokens == len(one.costs) - 1 else ""
-        label = f"draft tokens a pass are best{most}: {gain}"
+        label = f"draft tokens a pass are best{best.bound}: {gain}"
         run.record("best_draft_tokens", best.draft_tokens, label, str(best.draft_tokens))
     run.record("findings", [{"code": f.code, "severity": f.severity, "title": f.title} for f in found])
     run.record("finding_verdict", verdict(found))

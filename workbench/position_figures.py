@@ -84,8 +84,8 @@ def positions(view: Overlap, labelled: int = 300, slice: str = "", seen: Ranges 
 def whole(view: Overlap) -> dict[str, list[float]]:
     """What the axes show at first: every row of both maps and every distance."""
     old, new = view.shared_rows
-    by = new - old
-    ends = {"xaxis": (0, view.comparison.a.k), "yaxis": (0, view.comparison.b.k), "yaxis2": (min(by, default=-1), max(by, default=1))}
+    by = new - old if len(old) else np.array([-1, 1])
+    ends = {"xaxis": (0, view.comparison.a.k), "yaxis": (0, view.comparison.b.k), "yaxis2": (by.min(), by.max())}
     margins = {axis: MARGIN * max(high - low, 1) for axis, (low, high) in ends.items()}
     return {axis: [float(low - margins[axis]), float(high + margins[axis])] for axis, (low, high) in ends.items()}
 

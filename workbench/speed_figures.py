@@ -82,8 +82,7 @@ def best_drafts(sweeps: Sequence[Sweep]) -> Exhibit:
         name = one.name if one.measured else f"{one.name} (partly interpolated)"
         traces.append(drawn(np.arange(len(found.speedups)), found.speedups, name, **style))
         traces.append(star(found.draft_tokens, found.speedups[found.draft_tokens], f"{one.name}: best", colour))
-        most = ", the most that was tried" if found.draft_tokens == len(found.speedups) - 1 else ""
-        said.append(f"{one.name}: {found.draft_tokens}{most} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
+        said.append(f"{one.name}: {found.draft_tokens}{found.bound} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
     title = f"Best number of draft tokens: {'; '.join(said)}"
     sentence = "Accept length over round cost; 0 is plain decoding. "
     sentence += "; ".join(f"{one.name}: round costs {', '.join(f'{cost:.2f}' for cost in one.costs)}" for one in sweeps) + "."

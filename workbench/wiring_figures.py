@@ -13,7 +13,7 @@ import numpy as np
 from workbench import figures, inspector, wiring
 from workbench.figures import Column, Exhibit, missing, plot, plot_text, table, trace
 from workbench.findings import SEVERITIES
-from workbench.forecast import DIFFERENT, differences
+from workbench.forecast import DIFFERENT, differences, refusals
 from workbench.inspector import Inspection
 from workbench.readings import SCAN
 from workbench.scans import LEAST, LEVEL, Outcome
@@ -69,7 +69,7 @@ def engines(i: Inspection) -> Exhibit:
 
 def launch(i: Inspection) -> Exhibit:
     """The command that starts each engine with this drafter, or why there is none."""
-    stuck = inspector.refusals(i.engines)
+    stuck = refusals(i.engines)
     lines = [[engine, stuck.get(engine, told["launch"])] for engine, told in i.engines.items()]
     title = f"{', '.join(stuck)} cannot load this drafter" if stuck else f"All {len(lines)} engines can load this drafter"
     sentence = "Each line agrees with what its engine reads above; a reason stands where there is none."
@@ -222,14 +222,14 @@ def readings(i: Inspection) -> Exhibit:
     """Every reading: difference, interval, accept length, verdict."""
     if i.bench is None:
         return missing("All readings", f"{i.why}.")
-    length, few = i.base["accept_length"], [r for r in i.ranked if r.difference.verdict == "undecidable"]
+    length = i.base["accept_length"]
     lines = [
         [r.reading.name, f"{r.difference.loss:+.3f}", f"{r.difference.low:+.3f} .. {r.difference.high:+.3f}",
          round(length + r.difference.accept_length, 2), r.difference.chains, r.difference.verdict]
         for r in i.ranked
     ]  # fmt: skip
     worse = sum(r.difference.verdict == "worse" for r in i.ranked)
-    title = f"{worse} of {len(i.ranked)} readings are refused, {len(few)} cannot be decided on {len(i.replay.ids):,} tokens"
+    title = f"{worse} of {len(i.ranked)} readings are refused, {inspector.undecided(i)} cannot be decided on {len(i.replay.ids):,} tokens"
     sentence = f"Better or worse is what differs by more than {LEAST:g} nats with {100 * LEVEL:.1f} % certainty; what cannot be decided is "
     sentence += "bounded by its interval, which a longer replay narrows. "
     sentence += f"Needed together: {', '.join(r.reading.name for r in i.kept)}." if i.kept else "No change is needed."
@@ -260,7 +260,7 @@ def next_steps(i: Inspection) -> Exhibit:
     verdicts = {r.difference.verdict for r in i.ranked}
     open_ones = any(r.difference.verdict == "undecidable" and r.difference.low < -MATTERS for r in i.ranked)
     wrong, odd = any(f.severity != "note" for f in i.doctor.findings), any(len(inspector.treatments(row)) > 1 for row in i.tensors)
-    stuck = inspector.refusals(i.engines)
+    stuck = refusals(i.engines)
     steps = [
         (
             "better" in verdicts,
