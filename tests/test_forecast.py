@@ -154,7 +154,7 @@ def test_where_engines_differ_comes_first(workbench, tmp_path, verifier) -> None
     text = workbench("forecast", folder, "--verifier", verifier).out
     assert text.startswith("engines differ in boundaries: [3, 5, 8] in vllm-v1, vllm-v2")
     alike = forecast(write_drafter(tmp_path / "e", Drafter(n=12), config=READABLE), verifier)
-    assert differences(alike["engines"]) == []
+    assert differences(alike["engines"]) == {}
     assert forecast_text(alike).startswith("all engines read this checkpoint alike")
 
 

@@ -76,6 +76,9 @@ def test_one_tensor_in_two_shards(folder: Path) -> None:
 def test_the_choice_among_files(tmp_path: Path) -> None:
     """safetensors before torch files, training state never, a lone file under any name, several only by path."""
     refused(tmp_path, "holds no weights \\(nothing\\)", None)
+    (tmp_path / "drafter").mkdir()
+    refused(tmp_path, "holds no weights \\(only drafter/\\).*the folder that holds them", None)
+    (tmp_path / "drafter").rmdir()
     (tmp_path / "notes.txt").write_text("x")
     refused(tmp_path, "holds no weights \\(only notes.txt\\)", None)
     torch.save({"a": torch.ones(1)}, tmp_path / "training_state.pt")

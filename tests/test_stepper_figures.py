@@ -57,7 +57,7 @@ def test_worst_lists_supervised_tokens_and_what_their_rows_mean(view: Stepped) -
     assert shown.title == "The worst of 2 supervised tokens costs 8.0 nats: label <script> asks for row 0, where the head means four"
     assert shown.sentence.endswith("1 of 2 labels ask for a row of another token.")
     first, second = lines_of(shown)
-    assert (first["row"], first["reads"], first["label"], first["its row"], first["there the head means"]) == (
+    assert (first["token"], first["reads"], first["label"], first["its row"], first["there the head means"]) == (
         1,
         b" two",
         b"<script>",
@@ -79,11 +79,11 @@ def test_worst_lists_supervised_tokens_and_what_their_rows_mean(view: Stepped) -
 def test_window_marks_its_row_and_ends_at_the_edges(view: Stepped) -> None:
     """Neighbours on both sides as far as there are any; an unsupervised row has no loss that counts, a chain past the text has nothing."""
     lines = lines_of(drawn.window(view, 0, "child", 1, around=1))
-    assert [(line[""], line["row"], line["supervised"]) for line in lines] == [("", 0, "no"), ("▶", 1, "yes"), ("", 2, "yes")]
+    assert [(line[""], line["token"], line["supervised"]) for line in lines] == [("", 0, "no"), ("▶", 1, "yes"), ("", 2, "yes")]
     assert "loss 8.00 nats" in drawn.window(view, 0, "child", 1).sentence
     assert "not supervised" in drawn.window(view, 0, "child", 0).sentence
     gone = drawn.window(view, 0, "child", 3)
-    assert gone.title == "Row 3: at TTT step 0 this chain has left the text"
+    assert gone.title == "Token 3 of the batch: at TTT step 0 this chain has left the text"
     assert lines_of(gone)[-1]["label"] is None
     assert gone.to_html().count("–") == 7  # position, token, label, its row, its meaning, probability, loss
 

@@ -4,8 +4,10 @@ Notable: tokens/s leave the prefill out: tokens behind an answer's first, over t
 throughput. Prefix counts and accept length are defined in accept.py.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from workbench.accept import measure, prefix_counts
@@ -53,10 +55,13 @@ def decode(
     with_drafter, plain = [], []
     settings = (max_new_tokens, eos, temperature)
     both = zip(speculate(pair, prompts, shape, *settings), speculate(pair, prompts, StaticTree(()), *settings), strict=True)
+    began = time.monotonic()
     for spec, base in both:
         with_drafter.append(spec)
         plain.append(base)
-        progress(f"{len(plain)} of {len(prompts)} prompts, {sum(len(d.passes) for d in with_drafter)} verify passes")
+        left = (time.monotonic() - began) / len(plain) * (len(prompts) - len(plain))
+        passes = sum(len(d.passes) for d in with_drafter)
+        progress(f"{len(plain)} of {len(prompts)} prompts, {passes} verify passes, about {timedelta(seconds=round(left))} to go")
     return Run.of(with_drafter), Run.of(plain)
 
 

@@ -38,6 +38,13 @@ class Diagnosis:
         """The contract of `workbench doctor --json`."""
         return {"verdict": verdict(self.findings), "findings": [plain(f.to_json()) for f in self.findings], "skipped": self.skipped}
 
+    def unseen(self) -> dict[str, list[str]]:
+        """The codes of the faults that were not looked for, by the input that it would take."""
+        codes, found = {check.name: check.codes for check in CHECKS}, {}
+        for one in self.skipped:
+            found.setdefault(one["needs"], {}).update(dict.fromkeys(codes[one["check"]]))
+        return {needs: list(faults) for needs, faults in found.items()}
+
 
 def diagnose(
     drafter: str | Path,

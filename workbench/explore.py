@@ -229,7 +229,7 @@ class Keyboard(anywidget.AnyWidget):
 
 
 class BatchStepper:
-    """The live side of a stepped-through batch: one row at a time, by mouse or by keyboard.
+    """The live side of a stepped-through batch: one token at a time, by mouse or by keyboard.
 
     views: the same batch under different heads, by name, such as before and after a remap.
     """
@@ -243,14 +243,14 @@ class BatchStepper:
         self.step = remembered("stepper step", widgets.ToggleButtons(options=list(range(one.steps)), description="TTT step", style=WIDE))
         first = int(one.supervised[0].argmax())  # the rows before it are a prompt, which teaches nothing
         look = {"style": WIDE, "layout": {"width": "24rem"}}
-        row = widgets.IntSlider(value=first, max=one.rows - 1, description="row", continuous_update=False, **look)
+        row = widgets.IntSlider(value=first, max=one.rows - 1, description="token", continuous_update=False, **look)
         self.row, self._jumped = remembered("stepper row", row), -1  # and the row that `worst` went to last
 
     def panel(self) -> widgets.VBox:
-        """Keyboard field, buttons and controls above the loss of the batch and the row with its neighbours."""
+        """Keyboard field, buttons and controls above the loss of the batch and the token with its neighbours."""
         actions = {"ArrowLeft": self.back, "ArrowRight": self.forward, "w": self.worst, "t": self.next_step, "m": self.next_map}
         buttons = [_button(name, act) for name, act in (("◀ back", self.back), ("forward ▶", self.forward), ("worst", self.worst))]
-        hint = "click here for the keyboard: ← → row, w the next worst, t TTT step, m map of the labels"
+        hint = "click here for the keyboard: ← → token, w the next worst, t TTT step, m map of the labels"
         controls = live(self._draw, head=self.head, labels=self.labels, step=self.step, row=self.row)
         return widgets.VBox([widgets.HBox([*buttons, Keyboard(hint, actions)], layout={"flex_flow": "row wrap"}), controls])
 
@@ -261,11 +261,11 @@ class BatchStepper:
         return [stepper_figures.trail(view, step, labels, row), stepper_figures.window(view, step, labels, row)]
 
     def back(self) -> None:
-        """One row back."""
+        """One token back."""
         self.row.value = max(self.row.value - 1, 0)
 
     def forward(self) -> None:
-        """One row on."""
+        """One token on."""
         self.row.value = min(self.row.value + 1, self.row.max)
 
     def worst(self) -> None:

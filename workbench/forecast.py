@@ -271,16 +271,16 @@ def _launch(engine: str, d: DrafterCheckpoint, m: VerifierCheckpoint) -> str:
     return f"{first}speculators train --from-pretrained {'OUT' if first else d.location}"
 
 
-def differences(engines: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One sentence for each field in which engines differ."""
-    found = []
+def differences(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The fields in which engines differ, each with a sentence."""
+    found = {}
     for name in DIFFERENT:
         groups: dict[str, list[str]] = {}
         for engine, told in engines.items():
             said = _applied(told) if name == "norms" else "cannot read it" if told[name] is None else str(told[name])
             groups.setdefault(said, []).append(engine)
         if len(groups) > 1:
-            found.append(f"{name}: " + "; ".join(f"{said} in {', '.join(who)}" for said, who in groups.items()))
+            found[name] = f"{name}: " + "; ".join(f"{said} in {', '.join(who)}" for said, who in groups.items())
     return found
 
 
@@ -290,7 +290,7 @@ def _applied(told: Mapping[str, Any]) -> str:
 
 def forecast_text(result: Mapping[str, Any]) -> str:
     """The forecast as lines for people, differences first."""
-    lines = [f"engines differ in {line}" for line in differences(result["engines"])] or ["all engines read this checkpoint alike"]
+    lines = [f"engines differ in {line}" for line in differences(result["engines"]).values()] or ["all engines read this checkpoint alike"]
     for engine, told in result["engines"].items():
         lines += [f"\n{engine}"] + [f"  {name:<11} {told[name]}" for name in DIFFERENT[:-1]] + [f"  norms       {_applied(told)}"]
         lines += [f"  ignored     {', '.join(told['ignored'][:8])}"] if told["ignored"] else []

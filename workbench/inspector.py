@@ -18,14 +18,14 @@ from workbench.corpus import read_prompts
 from workbench.doctor import Diagnosis, diagnose, plain
 from workbench.errors import InputError
 from workbench.findings import Finding, verdict
-from workbench.forecast import forecast, refusals
+from workbench.forecast import DIFFERENT, differences, forecast, refusals
 from workbench.params import LayerWiring
 from workbench.readings import SCAN, Ranked, combine, scan
 from workbench.replay import Replay, Top, read_replay, record
 from workbench.replay_check import as_finding
 from workbench.runs import RunFolder
 from workbench.scans import Bench, tap_scan
-from workbench.texts import percent
+from workbench.texts import percent, signed
 
 SAID = 0.9  # share of the replayed answers that a verifier itself must say; greedy answers of its own have 1
 
@@ -86,6 +86,12 @@ class Inspection:
     def checks(self) -> int:
         """How many of the doctor's checks ran, the replay among them."""
         return len(CHECKS) - len(self.doctor.skipped)
+
+    @property
+    def differ(self) -> list[str]:
+        """What comes out differently in the engines that can load it, of `forecast.DIFFERENT`."""
+        stuck = refusals(self.engines)
+        return list(differences({engine: told for engine, told in self.engines.items() if engine not in stuck}))
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -186,7 +192,7 @@ def report(run: RunFolder, i: Inspection) -> None:
         label = f"simulated accept length as wired ({len(i.replay.ids):,} tokens)"
         run.record("accept_length", length, label, f"{length:.2f}")
         run.record("full_acc_0", i.base["accuracy"], "of the first draft tokens right", f"{100 * i.base['accuracy']:.0f} %")
-        change = f"{best.reading.name}: {round(best.difference.loss, 3) + 0.0:+.3f} nats a token, {best.difference.verdict}"
+        change = f"{best.reading.name}: {signed(best.difference.loss)} nats a token, {best.difference.verdict}"
         better = sum(r.difference.verdict == "better" for r in i.ranked)
         label = f"of {len(i.ranked)} other wirings fit better, {undecided(i)} cannot be decided; the best is {change}"
         run.record("best_reading", best.difference.loss, label, f"{better}")
@@ -194,8 +200,9 @@ def report(run: RunFolder, i: Inspection) -> None:
                      "accept_length": length + r.difference.accept_length, "verdict": r.difference.verdict} for r in i.ranked]  # fmt: skip
         run.record("readings", plain(readings))
         run.record("combination", [r.reading.name for r in i.kept])
-    differing = [row["canonical"] or row["name"] for row in i.tensors if len(treatments(row)) > 1]
-    run.record("engines_differ", len(differing), f"of {len(i.tensors)} tensors are treated differently by engines")
+    which = f": {', '.join(i.differ)}" if i.differ else ""
+    label = f"of {len(DIFFERENT)} things come out differently in the engines that load it{which}"
+    run.record("engines_differ", len(i.differ), label)
     run.record("findings", [{"code": f.code, "severity": f.severity, "title": f.title} for f in found])
     run.record("finding_verdict", verdict(found))
     for one in found:

@@ -8,7 +8,7 @@ commit, which every later read names. Names are those at the top of the folder; 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,15 @@ Span = tuple[int, int]  # start, stop in bytes
 class Place(ABC):
     """Files by name with their sizes, read by byte range.
 
-    location: what to call it in messages. revision: the pinned commit of a hub place, else None. files: {name: size in bytes}.
-    chosen: the one file that the user named, else None. connections: reads that are worth doing at once.
+    location: what to call it in messages. revision: the pinned commit of a hub place, else None. files: {name: size in bytes}. folders:
+    names of the folders in it, where it is local. chosen: the one file that the user named, else None. connections: reads that are worth
+    doing at once.
     """
 
     location: str
     revision: str | None = None
     files: Mapping[str, int]
+    folders: Sequence[str] = ()
     chosen: str | None = None
     connections = 1
 
@@ -79,7 +81,9 @@ class LocalPlace(Place):
         if path.is_file():
             self.folder, self.chosen = path.parent, path.name
         try:
-            self.files = {p.name: p.stat().st_size for p in sorted(self.folder.iterdir()) if p.is_file()}
+            held = sorted(self.folder.iterdir())
+            self.files = {p.name: p.stat().st_size for p in held if p.is_file()}
+            self.folders = [p.name for p in held if p.is_dir()]
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be listed ({error.strerror}): expected a readable folder; check its permissions"

@@ -95,15 +95,22 @@ def remap(
     return record | {"seconds": round(time.monotonic() - begun, 2), "peak_rss_mb": _peak_rss_mb()}
 
 
+ALTERNATIVES = {"keep": "the vocabulary it has", "remap": "this one", "full": "every token (--to full)"}
+
+
 def report_text(r: dict[str, Any]) -> str:
     """The report of `remap` for people."""
     lines = [
         f"rows kept        {r['rows_kept']:,} of {r['rows_total']:,}: {r['rows_moved']:,} moved, {r['rows_same_position']:,} stay in place",
         f"rows made        {r['rows_initialised']:,} by {r['init']}: {r['init_reason']}",
     ]
+    lines.append("what to serve instead, and how large its head is:")
     for choice in r["alternatives"]:
         score = "" if choice["coverage"] is None else f", covers {choice['coverage']:.2%}"
-        lines.append(f"  {choice['name']:<6} {choice['rows']:>9,} rows, {choice['head_size']:.2f} x the head{score}")
+        lines.append(
+            f"  {ALTERNATIVES[choice['name']]:<24} {choice['rows']:>9,} rows, {choice['head_size']:.2f} x the old head, "
+            f"{choice['rows_initialised']:,} made{score}"
+        )
     return "\n".join([*lines, f"{r['dialect']} folder in {r['seconds']} s, peak memory {r['peak_rss_mb']:.0f} MB: {r['out']}"])
 
 
@@ -209,7 +216,7 @@ def _method(
 def _choose(old: HeadRows, model: VerifierCheckpoint | None, planned: Plan, states: str | Path | None) -> tuple[str, str]:
     """The initialiser for `auto`, and why."""
     if model is None:
-        return "mean", "no verifier was given, so nothing is known about the missing tokens"
+        return "mean", "no verifier was given, so nothing is known about the missing tokens (--verifier makes them from its head)"
     found = lineage(old, HeadRows(model, model.head), planned.parent)
     if found.verdict in ("tied", "tied-then-trained"):
         return "verifier", f"the head is {found.verdict}: {found.sentence}"

@@ -14,7 +14,8 @@ from workbench.checkpoint import open_drafter
 from workbench.findings import Finding
 from workbench.readings import SCREEN, Ranked, combine, readings, scan
 from workbench.replay import Progress, read_replay
-from workbench.scans import Bench
+from workbench.scans import LEAST, LEVEL, Bench
+from workbench.texts import signed
 
 ROUNDING = 0.1  # RMS of logits: two implementations in bfloat16 differ by less
 REMEDIES = {
@@ -145,9 +146,10 @@ def check_text(result: dict[str, Any], shown: int = 15) -> str:
         f"{'reading':<48} {'nats':>8} {'95 % interval':>18} {'accept':>7}  verdict",
     ]
     for r in result["readings"][:shown]:
-        interval = f"{r['ci95'][0]:+.3f} .. {r['ci95'][1]:+.3f}"
-        lines.append(f"{r['name']:<48} {r['delta_loss']:>+8.3f} {interval:>18} {r['accept_length']:>7.3f}  {r['verdict']}")
+        interval = " .. ".join(map(signed, r["ci95"]))
+        lines.append(f"{r['name']:<48} {signed(r['delta_loss']):>8} {interval:>18} {r['accept_length']:>7.3f}  {r['verdict']}")
     lines += [f"... and {len(result['readings']) - shown} more"] if len(result["readings"]) > shown else []
+    lines.append(f"better or worse: by more than {LEAST:g} nats with {100 * LEVEL:.1f} % certainty, because so many readings are tried")
     if "recorded" in result and result["recorded"]["reading"] is None:
         off = result["recorded"]["off"]
         told = "are brought back" if off <= ROUNDING else "are not brought back by any one change: other weights, or several faults"

@@ -78,11 +78,13 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A wiring less another on the same tokens: nats a token, its 95 % interval (bootstrap over sequences), and the verdict."""
+    """A wiring less another on the same tokens: nats a token, its 95 % interval (bootstrap over sequences), the one that decides (LEVEL),
+    and the verdict."""
 
     loss: float
     low: float
     high: float
+    sure: tuple[float, float]
     accept_length: float
     verdict: str  # better | worse | undecidable: too small or too uncertain; what lies in the interval may be so
     chains: int
@@ -97,7 +99,7 @@ def difference(new: Outcome, old: Outcome, by_cost: bool = False) -> Difference:
     mean = float(total.sum() / count.sum())
     (low, high), sure = (bootstrap_ratio(total.numpy(), count.numpy(), draws=4000, level=level).tolist() for level in (0.95, LEVEL))
     verdict = "better" if sure[1] < 0 and mean < -LEAST else "worse" if sure[0] > 0 and mean > LEAST else "undecidable"
-    return Difference(mean, low, high, new.accept_length() - old.accept_length(), verdict, len(gap))
+    return Difference(mean, low, high, (sure[0], sure[1]), new.accept_length() - old.accept_length(), verdict, len(gap))
 
 
 class _Scene(NamedTuple):

@@ -69,8 +69,11 @@ def _weight_files(place: Place) -> tuple[list[str], set[str]]:
         raise InputError(
             f"{place.location} holds an adapter: expected weights that stand alone; merge it into its base first", "wrong-model"
         )
-    held = f"only {', '.join(list(place.files)[:5])}" if place.files else "nothing"
-    raise InputError(f"{place.location} holds no weights ({held}): expected model.safetensors, an index with shards, or pytorch_model.bin")
+    held = [*place.files, *(f"{name}/" for name in place.folders)][:5]
+    raise InputError(
+        f"{place.location} holds no weights ({'only ' + ', '.join(held) if held else 'nothing'}): expected model.safetensors, an index "
+        "with shards, or pytorch_model.bin; give the folder that holds them"
+    )
 
 
 def _indexed(place: Place, index: str) -> tuple[list[str], set[str]]:

@@ -1,7 +1,8 @@
 """The figures of the batch stepper: a `Stepped` batch in, an `Exhibit` out; the same for the static page and the live stepper.
 
-Notable: `name` is the map that labels go through. A label asks for a row; what the head means in that row is shown beside it, because a
-loss alone does not tell a weak drafter from a misplaced row. Where the map does not fit the head, the exhibit says so.
+Notable: a row is the head's, never a place in the batch, whose tokens are numbered through. `name` is the map that labels go through. A
+label asks for a row; what the head means in that row is shown beside it, because a loss alone does not tell a weak drafter from a
+misplaced row. Where the map does not fit the head, the exhibit says so.
 """
 
 import math
@@ -18,7 +19,7 @@ from workbench.texts import percent
 
 COLUMNS = (
     Column("", "mark"),
-    Column("row", "number"),
+    Column("token", "number"),
     Column("document", "number"),
     Column("position", "number"),
     Column("reads", "token"),
@@ -51,15 +52,15 @@ def _with_labels(draw: Callable[..., Exhibit]) -> Callable[..., Exhibit]:
 
 @_with_labels
 def trail(view: Stepped, step: int, name: str, at: int = -1) -> Exhibit:
-    """The loss of every supervised row of the batch, documents apart, ln K as the yardstick; `at` is ringed."""
+    """The loss of every supervised token of the batch, documents apart, ln K as the yardstick; `at` is ringed."""
     rows, loss, bound = np.flatnonzero(view.supervised[step]), view.through(name).loss[step], math.log(view.head.k)
-    hover = "row %{x:,}: %{y:.2f} nats<extra></extra>"
+    hover = "token %{x:,}: %{y:.2f} nats<extra></extra>"
     traces = [
         figures.points(rows, loss[rows], name="supervised token", marker={"color": figures.BLUE, "size": 5}, hovertemplate=hover),
         figures.points(
             np.array([at] if at >= 0 else []),
             loss[[at] if at >= 0 else []],
-            name="this row",
+            name="this token",
             marker={"color": figures.VERMILLION, "symbol": "diamond-open", "size": 13, "line": {"width": 2}},
             hoverinfo="skip",
             showlegend=at >= 0,
@@ -72,9 +73,10 @@ def trail(view: Stepped, step: int, name: str, at: int = -1) -> Exhibit:
     note = {"x": 1, "xref": "paper", "xanchor": "right", "y": bound, "yanchor": "bottom", "text": f"ln K = {bound:.2f}", "showarrow": False}
     worse, mean = float((loss[rows] > bound).mean()), float(loss[rows].mean())
     title = f"TTT step {step}: {percent(worse)} of {len(rows):,} supervised tokens cost more than ln K, worse than any guess"
-    sentence = f"Labels through the {name} map: mean loss {mean:.2f} nats, ln K = {bound:.2f}; vertical lines part the documents."
+    sentence = f"Labels through the {name} map: mean loss {mean:.2f} nats (KL, as trainers print it), ln K = {bound:.2f}; vertical lines "
+    sentence += "part the documents."
     style = {"height": 300, "shapes": shapes, "annotations": [note], "hovermode": "closest", "yaxis": {"rangemode": "tozero"}}
-    return plot(title, sentence, traces, "row of the batch", "loss (nats)", **style)
+    return plot(title, sentence, traces, "token of the batch", "loss (nats, KL)", **style)
 
 
 @_with_labels
@@ -93,12 +95,14 @@ def worst(view: Stepped, step: int, name: str, rows: int = 12) -> Exhibit:
 
 @_with_labels
 def window(view: Stepped, step: int, name: str, at: int, around: int = 4) -> Exhibit:
-    """One row with its neighbours."""
+    """One token of the batch with its neighbours."""
     labels = view.through(name)
     lines = _lines(view, step, name, range(max(at - around, 0), min(at + around + 1, view.rows)), at)
     if labels.row[step, at] < 0:
-        return table(f"Row {at:,}: at TTT step {step} this chain has left the text", "Nothing is read or asked there.", COLUMNS, lines)
-    title = f"Row {at:,}: {_asked(view, step, name, at)}"
+        return table(
+            f"Token {at:,} of the batch: at TTT step {step} this chain has left the text", "Nothing is read or asked there.", COLUMNS, lines
+        )
+    title = f"Token {at:,} of the batch: {_asked(view, step, name, at)}"
     read, says, p = view.text(view.reads[step, at]), view.text(view.means(view.drafter[step, at, 0])), view.drafter_p[step, at, 0]
     counts = f"loss {labels.loss[step, at]:.2f} nats" if view.supervised[step, at] else "not supervised, so no loss counts"
     sentence = (
@@ -109,7 +113,7 @@ def window(view: Stepped, step: int, name: str, at: int, around: int = 4) -> Exh
 
 
 def moved(before: Stepped, after: Stepped, step: int, parent: str, child: str, rows: int = 12) -> Exhibit:
-    """The worst tokens before the remap and the same rows of the batch after it: where the label's row lies, and what it means there."""
+    """The worst tokens before the remap and the same ones after it: where the label's row lies, and what it means there."""
     if child not in before.labels or not before.supervised[step].any():
         return missing("The same labels before and after", "the child's labels could not be put to the parent's head at all.")
     ranked = before.worst(step, child)
@@ -124,7 +128,7 @@ def moved(before: Stepped, after: Stepped, step: int, parent: str, child: str, r
         return [int(at), before.bytes_of(token), int(before.labels[parent].map.row_of[token]), row, *meant, *numbers]
 
     columns = [
-        Column("row of the batch", "number"),
+        Column("token of the batch", "number"),
         Column("label", "token"),
         Column(f"its row in the {parent} map", "number"),
         Column(f"its row in the {child} map", "number"),
@@ -155,12 +159,12 @@ def _asked(view: Stepped, step: int, name: str, at: int) -> str:
 
 
 def _lines(view: Stepped, step: int, name: str, rows: Iterable[int], at: int = -1) -> list[list[Any]]:
-    """The cells of rows, in the order of COLUMNS."""
+    """The cells of tokens of the batch, in the order of COLUMNS."""
     return [["▶" if n == at else "", int(n), int(view.document[n]), *_cells(view, view.through(name), (step, n))] for n in rows]
 
 
 def _cells(view: Stepped, labels: Labels, here: tuple[int, int]) -> list[Any]:
-    """The cells of one row that depend on the TTT step; none where the chain has left the text."""
+    """The cells of one token that depend on the TTT step; none where the chain has left the text."""
     row = int(labels.row[here])
     if row < 0:
         return [-1, None, "no", [], None, -1, None, [], -1, -1]

@@ -50,6 +50,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def signed(value: float, digits: int = 3) -> str:
+    """A change with its sign, none where it rounds to nothing."""
+    shown = f"{value:+.{digits}f}"
+    return shown if shown.strip("+-0.") else shown[1:]
+
+
 def flat(tree: Mapping[Any, Any], whole: Collection[str] = (), prefix: str = "", depth: int = 0) -> dict[str, Any]:
     """Nested mappings under names such as naive.loss_0. What a name in `whole` holds stays one value, as do lists and what lies deeper
     than twenty names."""

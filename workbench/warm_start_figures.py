@@ -118,8 +118,8 @@ def rows(case: Case, carried: dict[str, Any]) -> Exhibit:
     shares = ", ".join(f"{by_mass[n]:.1f}" for n in (RIGHT, MOVED, NEW))
     title = f"{kept:,} rows stay, {moved:,} move, {made:,} are made: {shares} % of the answers' tokens"
     old, new, _ = (choice["coverage"] for choice in carried["alternatives"])
-    sentence = f"Missing rows by {carried['init']}: {carried['init_reason']}. Of the answers' tokens the child's vocabulary covers "
-    sentence += f"{percent(new)}, the parent's {percent(old)}: no training can pass what its vocabulary covers."
+    sentence = f"Missing rows by {carried['init']}: {carried['init_reason']}. Of the answers' tokens, to train on and held out, the "
+    sentence += f"child's vocabulary covers {percent(new)}, the parent's {percent(old)}: no training can pass what its vocabulary covers."
     return plot(title, sentence, traces, "share (%)", height=240, barmode="stack", legend={"traceorder": "normal"})
 
 
@@ -127,9 +127,9 @@ def starts(measured: Mapping[str, Measured | None], title: str = "") -> Exhibit:
     """Losses, accuracies and simulated accept length of starts on the held-out answers."""
     known = {name: m for name, m in measured.items() if m is not None}
     steps = range(len(next(iter(known.values())).cross))
-    columns = [Column("start"), Column("cross-entropy at step 0", "number"), *(Column(f"loss_{k}", "number") for k in steps)]
+    columns = [Column("start"), Column("cross-entropy, step 0", "number"), *(Column(f"loss_{k}", "number") for k in steps)]
     columns += [Column(f"full_acc_{k} (%)", "number") for k in steps]
-    columns += [Column("acc_0 of all V (%)", "number"), Column("coverage (%)", "number"), Column("simulated accept length", "number")]
+    columns += [Column("acc_0 of all V (%)", "number"), Column("labels covered (%)", "number"), Column("simulated accept length", "number")]
     lines = [
         [name, round(m.cross[0], 2)]
         + [round(m.found[f"loss_{k}"], 2) for k in steps]
@@ -139,8 +139,11 @@ def starts(measured: Mapping[str, Measured | None], title: str = "") -> Exhibit:
     ]
     best = max(known, key=lambda name: known[name].accept_length)
     title = title or f"Of {len(known)} starts, {best} accepts most: {known[best].accept_length:.2f} tokens a verify pass (bonus included)"
-    sentence = f"{known[best].supervised:,} supervised tokens of held-out answers. Losses under different maps are over different tokens "
-    sentence += "and do not compare; acc_0 and accept length do: a token outside the draft vocabulary counts as a miss."
+    entropy = known[best].cross[0] - known[best].found["loss_0"]
+    sentence = f"{known[best].supervised:,} supervised tokens of held-out answers, of which the vocabulary covers as many as are said. "
+    sentence += f"loss_k is KL, as trainers print it: cross-entropy less the verifier's own entropy ({entropy:.2f} nats at step 0), which "
+    sentence += "no training takes away. Losses under different maps are over different tokens and do not compare; acc_0 and accept "
+    sentence += "length do: a token outside the draft vocabulary counts as a miss."
     return table(title, sentence, columns, lines)
 
 

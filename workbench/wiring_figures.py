@@ -17,7 +17,7 @@ from workbench.forecast import DIFFERENT, differences, refusals
 from workbench.inspector import Inspection
 from workbench.readings import SCAN
 from workbench.scans import LEAST, LEVEL, Outcome
-from workbench.texts import percent
+from workbench.texts import percent, signed
 
 SHOWN = {"better": (figures.VERMILLION, "diamond"), "worse": (figures.BLUE, "circle"), "undecidable": (figures.GREY, "circle-open")}
 SCALE = [[0, figures.VERMILLION], [0.5, "#f3f3f3"], [1, figures.BLUE]]
@@ -40,14 +40,12 @@ def findings(i: Inspection) -> Exhibit:
 
 def skipped(i: Inspection) -> Exhibit:
     """Checks that had no input, by what they need."""
-    needs: dict[str, list[str]] = {}
-    for one in i.doctor.skipped:
-        needs.setdefault(one["needs"], []).append(one["check"])
+    needs = i.doctor.unseen()
     if not needs:
         return Exhibit("Nothing was skipped", f"all {i.checks} checks ran.", None)
     sentence = "workbench doctor takes these inputs; what was skipped is not known to be sound."
-    lines = [[need, len(names), ", ".join(names)] for need, names in sorted(needs.items(), key=lambda item: -len(item[1]))]
-    columns = [Column("needs", "value"), Column("checks", "number"), Column("which", "value")]
+    lines = [[need, ", ".join(codes)] for need, codes in sorted(needs.items(), key=lambda item: -len(item[1]))]
+    columns = [Column("needs", "value"), Column("faults that were not looked for", "value")]
     return table(f"{i.checks} checks ran, {len(i.doctor.skipped)} had no input", sentence, columns, lines)
 
 
@@ -56,15 +54,13 @@ def skipped(i: Inspection) -> Exhibit:
 
 def engines(i: Inspection) -> Exhibit:
     """What each engine feeds and uses, a line a field, those in which engines differ first."""
-    said = {name: [_told(told[name]) for told in i.engines.values()] for name in DIFFERENT}
-    order = sorted(said, key=lambda name: len(set(said[name])) == 1)
-    lines = [[name, "differ" if len(set(said[name])) > 1 else "agree", *said[name]] for name in order]
-    lines += [["defaults taken", "", *("; ".join(told["defaults_taken"]) or "–" for told in i.engines.values())]]
     told = differences(i.engines)
-    fields = ", ".join(name for name in order if len(set(said[name])) > 1)
-    title = f"Engines differ in {len(told)} of {len(DIFFERENT)} things: {fields}" if told else "All engines feed and use the same"
+    order = sorted(DIFFERENT, key=lambda name: name not in told)
+    lines = [[name, "differ" if name in told else "agree", *(_told(engine[name]) for engine in i.engines.values())] for name in order]
+    lines += [["defaults taken", "", *("; ".join(engine["defaults_taken"]) or "–" for engine in i.engines.values())]]
+    title = f"Engines differ in {len(told)} of {len(DIFFERENT)} things: {', '.join(told)}" if told else "All engines feed and use the same"
     columns = [Column("what"), Column("engines", "mark"), *(Column(engine, "value") for engine in i.engines)]
-    return table(title, f"{told[0]}." if told else "Boundaries, embedding, head, map and norms agree.", columns, lines)
+    return table(title, f"{next(iter(told.values()))}." if told else "Boundaries, embedding, head, map and norms agree.", columns, lines)
 
 
 def launch(i: Inspection) -> Exhibit:
@@ -157,7 +153,7 @@ def tap_heat(i: Inspection, taps: Sequence[int] | None = None) -> Exhibit:
         alone = [f"tap {s} at h_{b} for h_{a}: {i.cells[s, i.boundaries.index(b)]:+.2f} nats" for s, a, b in moved]
         title = f"Moved alone, {'; '.join(alone)}"
     far = abs(np.array(i.boundaries) - np.array(wired)[:, None])  # [A, boundaries]
-    harm = "; ".join(f"tap {s} {max(row[d == 1], default=0.0):+.3f}" for s, (row, d) in enumerate(zip(i.cells, far, strict=True)))
+    harm = "; ".join(f"tap {s} {signed(max(row[d == 1], default=0.0))}" for s, (row, d) in enumerate(zip(i.cells, far, strict=True)))
     sentence = f"Loss at the first draft token less that of the present wiring, on {SCAN} tokens of each text at most, fewer than "
     sentence += "the readings below have; orange gains, "
     sentence += f"blue costs, colours end at {CLIP:g} nat. One boundary off changes at most: {harm} nats."
@@ -195,14 +191,19 @@ def ranked(i: Inspection, rows: int) -> Exhibit:
         return missing("Readings", f"{i.why}.")
     shown, best = i.ranked[:rows], i.ranked[0]
     better = [r for r in i.ranked if r.difference.verdict == "better"]
-    gain = f"{best.difference.loss:+.3f} nats ({best.difference.low:+.3f} to {best.difference.high:+.3f})"
+    gain = f"{signed(best.difference.loss)} nats ({' to '.join(map(signed, best.difference.sure))})"
     title = f"No other wiring fits better: of {len(i.ranked)} readings the best, {best.reading.name}, changes {gain}"
     if better:
         title = f"{len(better)} of {len(i.ranked)} readings fit better, first of all {best.reading.name}: {gain}"
     traces = []
     for verdict, (colour, symbol) in SHOWN.items():
         here = [r.difference for r in shown if r.difference.verdict == verdict]
-        error = {"type": "data", "array": [d.high - d.loss for d in here], "arrayminus": [d.loss - d.low for d in here], "thickness": 1.2}
+        error = {
+            "type": "data",
+            "array": [d.sure[1] - d.loss for d in here],
+            "arrayminus": [d.loss - d.sure[0] for d in here],
+            "thickness": 1.2,
+        }
         names = [plot_text(r.reading.name) for r in shown if r.difference.verdict == verdict]
         traces.append(trace("scatter", x=[d.loss for d in here], y=names, mode="markers", name=verdict, error_x=error,
                             marker={"color": colour, "symbol": symbol, "size": 9}, hovertemplate="%{y}: %{x:+.3f} nats"))  # fmt: skip
@@ -212,7 +213,8 @@ def ranked(i: Inspection, rows: int) -> Exhibit:
     sentence = (
         f"As wired: loss {b['loss']:.3f}, {percent(b['accuracy'])} of first draft tokens right, alpha {b['alpha']:.3f}, simulated accept "
     )
-    sentence += f"length {b['accept_length']:.2f}. Paired on the same tokens; bars: 95 % over {len(i.replay.ends)} texts."
+    sentence += f"length {b['accept_length']:.2f}. Paired on the same tokens; bars: {100 * LEVEL:.1f} % over "
+    sentence += f"{len(i.replay.ends)} texts. Other texts have another accept length: only numbers of the same texts compare."
     zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": figures.GREY}}
     return plot(title, sentence, traces, "change of loss (nats a token)", height=120 + 22 * len(shown), yaxis=axis,
                 shapes=[zero], hovermode="closest")  # fmt: skip
@@ -224,16 +226,23 @@ def readings(i: Inspection) -> Exhibit:
         return missing("All readings", f"{i.why}.")
     length = i.base["accept_length"]
     lines = [
-        [r.reading.name, f"{r.difference.loss:+.3f}", f"{r.difference.low:+.3f} .. {r.difference.high:+.3f}",
+        [r.reading.name, signed(r.difference.loss), " .. ".join(map(signed, r.difference.sure)),
          round(length + r.difference.accept_length, 2), r.difference.chains, r.difference.verdict]
         for r in i.ranked
     ]  # fmt: skip
     worse = sum(r.difference.verdict == "worse" for r in i.ranked)
-    title = f"{worse} of {len(i.ranked)} readings are refused, {inspector.undecided(i)} cannot be decided on {len(i.replay.ids):,} tokens"
-    sentence = f"Better or worse is what differs by more than {LEAST:g} nats with {100 * LEVEL:.1f} % certainty; what cannot be decided is "
-    sentence += "bounded by its interval, which a longer replay narrows. "
+    title = f"{worse} of {len(i.ranked)} readings fit worse, {inspector.undecided(i)} cannot be decided on {len(i.replay.ids):,} tokens"
+    sentence = (
+        f"Better or worse: the change is more than {LEAST:g} nats and its interval ({100 * LEVEL:.1f} %, because so many readings are "
+    )
+    sentence += "tried) does not hold 0. What cannot be decided is bounded by its interval, which a longer replay narrows. "
     sentence += f"Needed together: {', '.join(r.reading.name for r in i.kept)}." if i.kept else "No change is needed."
-    columns = [Column("reading"), Column("nats a token", "value"), Column("95 % interval", "value"), Column("accept length", "number")]
+    columns = [
+        Column("reading"),
+        Column("nats a token", "value"),
+        Column(f"{100 * LEVEL:.1f} % interval", "value"),
+        Column("accept length", "number"),
+    ]
     return table(title, sentence, [*columns, Column("tokens compared", "number"), Column("verdict", "mark")], lines, search=True)
 
 
@@ -259,7 +268,7 @@ def next_steps(i: Inspection) -> Exhibit:
     """What to do about a drafter that is wired as this one."""
     verdicts = {r.difference.verdict for r in i.ranked}
     open_ones = any(r.difference.verdict == "undecidable" and r.difference.low < -MATTERS for r in i.ranked)
-    wrong, odd = any(f.severity != "note" for f in i.doctor.findings), any(len(inspector.treatments(row)) > 1 for row in i.tensors)
+    wrong, odd = any(f.severity != "note" for f in i.doctor.findings), bool(i.differ)
     stuck = refusals(i.engines)
     steps = [
         (
@@ -276,7 +285,7 @@ def next_steps(i: Inspection) -> Exhibit:
         ),
         (
             odd,
-            "Engines treat tensors differently: where yours is the odd one, workbench convert writes what it reads as meant.",
+            f"Engines read {', '.join(i.differ)} differently: where yours is the odd one, workbench convert writes what it reads as meant.",
         ),
         (
             open_ones,

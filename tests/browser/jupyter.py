@@ -20,6 +20,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PANEL = "window.jupyterapp?.shell.currentWidget"
 CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
 OUTPUTS = "[...Array(cell.model.outputs.length).keys()].map(n => cell.model.outputs.get(n).toJSON())"
+REST = 1.0  # seconds without a move
 CONTRAST = """(cell) => {
   const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3)
     .map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
@@ -145,6 +146,25 @@ class Figure:
     def values(self, trace: int, axis: str) -> list[Any]:
         """What a trace holds on an axis, as numbers: plotly keeps apart what came packed."""
         return self.plot.evaluate("(plot, [n, axis]) => [...(plot._fullData[n][axis] ?? [])]", [trace, axis])
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag across the first panel, from and to shares of its width and height, once the page has come to rest and the panel is in view.
+
+        What arrives below a figure moves it, and what changes its width draws it anew, which ends a drag.
+        """
+        page, panel = self.notebook.page, self.plot.locator(".nsewdrag").first
+        self.plot.scroll_into_view_if_needed()
+        place, since = panel.bounding_box(), time.monotonic()
+        while time.monotonic() - since < REST:
+            page.wait_for_timeout(50)
+            if place != (place := panel.bounding_box()):
+                since = time.monotonic()
+        points = [(place["x"] + x * place["width"], place["y"] + y * place["height"]) for x, y in (start, end)]
+        assert all(panel.evaluate("(panel, point) => document.elementFromPoint(...point) === panel", [*point]) for point in points)
+        page.mouse.move(*points[0])
+        page.mouse.down()
+        page.mouse.move(*points[1], steps=5)
+        page.mouse.up()
 
     def changes(self, what: str, before: Any) -> Any:
         """Wait until a JavaScript expression of `plot` has another value than before; that value."""

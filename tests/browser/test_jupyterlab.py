@@ -92,15 +92,11 @@ def test_the_start_page_leads_to_every_notebook(browser: Browser, address: str, 
 def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[str, object]], tmp_path: Path) -> None:
     """Path field, slice, a box around points, K and a search: each changes what is drawn; a mistake is a sentence; a rerun keeps all."""
     notebook = opened(browser, address, "01_vocab_overlap")
-    page, cell = notebook.page, notebook.cell("live.positions(")
+    cell = notebook.cell("live.positions(")
     headline, picture = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
     given = inputs["01_vocab_overlap"]
 
-    drag = picture.plot.locator(".nsewdrag").first.bounding_box()
-    page.mouse.move(drag["x"] + 5, drag["y"] + 5)
-    page.mouse.down()
-    page.mouse.move(drag["x"] + drag["width"] / 2, drag["y"] + drag["height"] - 5, steps=5)
-    page.mouse.up()
+    picture.drag((0.01, 0.01), (0.5, 0.98))
     share = Figure(notebook, cell, 2)
     before = share.title
     assert before.startswith("Without")
@@ -110,11 +106,7 @@ def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[st
     picture.plot.scroll_into_view_if_needed()
     drawn, axis = len(picture.values(0, "x")), picture.plot.evaluate("plot => plot.layout.xaxis.range")
     picture.plot.locator("[data-title='Zoom']").click()
-    drag = picture.plot.locator(".nsewdrag").first.bounding_box()
-    page.mouse.move(drag["x"] + drag["width"] * 0.6, drag["y"] + 20)  # a drag that begins in the box would move the box
-    page.mouse.down()
-    page.mouse.move(drag["x"] + drag["width"] * 0.8, drag["y"] + drag["height"] - 20, steps=5)
-    page.mouse.up()
+    picture.drag((0.6, 0.05), (0.8, 0.95))  # one that begins in the box would move the box
     zoomed = picture.changes("plot._fullData[0].x?.length ?? 0", drawn)  # drawn anew for what is in sight
     assert 0 < zoomed < drawn / 2
     picture.plot.locator("[data-title='Reset axes']").click()
@@ -202,7 +194,7 @@ def test_remap_and_train(browser: Browser, address: str, tmp_path: Path) -> None
         before = trail.plot.evaluate(f"plot => {ring}")
         page.keyboard.press(key)
         assert trail.changes(ring, before) == to
-    expect(cell.get_by_text(f"Row {worst[1]:,}: label")).to_be_visible()
+    expect(cell.get_by_text(f"Token {worst[1]:,} of the batch: label")).to_be_visible()
     page.keyboard.press("t")
     assert trail.changes("[...plot._fullData[0].y]", losses) != losses
     before = trail.values(0, "y")

@@ -1,10 +1,13 @@
 """The doctor: every check over a drafter and what belongs to it."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.console import Json, Out, app, show
+
+if TYPE_CHECKING:
+    from workbench.doctor import Diagnosis
 
 
 @app.command()
@@ -31,8 +34,9 @@ def doctor(
     inputs = {"verifier": verifier, "parent": parent, "mapping": mapping, "states": states, "replay": replay, "metrics": metrics}
     found = diagnose(drafter, **inputs, logs=log or [], tokenizer=tokenizer, run=run, counts=counts)
     result = found.to_json()
-    show(result, as_json, _text(result))
-    raise typer.Exit(int(result["verdict"] == "errors"))
+    faulty = result["verdict"] == "errors"
+    show(result, as_json, "\n".join([*_text(found), *([] if faulty or replay else [_next(drafter, verifier or "VERIFIER")])]))
+    raise typer.Exit(int(faulty))
 
 
 @app.command()
@@ -52,18 +56,21 @@ def cure(
     show(result, as_json, f"{code}: changed {', '.join(result['changed']) or '-'}, left out {', '.join(result['left_out']) or '-'}\n{out}")
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(found: "Diagnosis") -> list[str]:
     from workbench.checks import CHECKS
 
-    lines = []
+    lines, result, unseen = [], found.to_json(), found.unseen()
     for one in result["findings"]:
         lines += [f"{one['severity']:<8} {one['code']}  {one['title']}", f"         in {one['where']}"]
         lines += [f"         {key}: {str(value)[:160]}" for key, value in one["evidence"].items() if value is not None]
         lines += [f"         cure: {one['remedy']}"] if one["remedy"] else []
-    needs: dict[str, list[str]] = {}
-    for one in result["skipped"]:
-        needs.setdefault(one["needs"], []).append(one["check"])
-    for need, names in needs.items():
-        lines.append(f"skipped without {need}: {', '.join(names) if len(names) < len(CHECKS) else 'all checks'}")
-    ran = len(CHECKS) - len(result["skipped"])
-    return "\n".join([*lines, f"verdict: {result['verdict']} ({ran} of {len(CHECKS)} checks ran)"])
+    ran = len(CHECKS) - len(found.skipped)
+    lines += [f"not looked for without {need}: {', '.join(codes) if ran else 'everything else'}" for need, codes in unseen.items()]
+    return [*lines, f"verdict: {result['verdict']}{', as far as was looked' * (result['verdict'] == 'clean' and bool(unseen))} ({ran} of {len(CHECKS)} checks ran)"]
+
+
+def _next(drafter: str, verifier: str) -> str:
+    """What to run next: only a recording of the verifier tells how a drafter is wired."""
+    record = f"workbench replay record --verifier {verifier} --prompts CHATS.jsonl --out runs/recorded.safetensors"
+    again = f"workbench doctor {drafter} --verifier {verifier} --replay runs/recorded.safetensors"
+    return f"next: is it wired as it was trained? {record} && {again}"

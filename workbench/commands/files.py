@@ -38,9 +38,10 @@ def _inspect_text(r: dict[str, Any]) -> str:
 @app.command()
 def overlap(
     a: Annotated[
-        str, typer.Argument(help="The map that a head was trained with: drafter, folder with d2t.npy/t2d.npy, .pt or .safetensors.")
+        str,
+        typer.Argument(help="The parent, the map that a head was trained with: drafter, folder with d2t.npy/t2d.npy, .pt or .safetensors."),
     ],
-    b: Annotated[str, typer.Argument(help="The map that it is to speak, in any of the same forms.")],
+    b: Annotated[str, typer.Argument(help="The child, the map that it is to speak, in any of the same forms.")],
     counts: Annotated[str, typer.Option(help="Token counts: adds coverage and the mass of missing tokens.")] = "",
     tokenizer: Annotated[str, typer.Option(help="Tokenizer folder: shows the missing tokens' texts.")] = "",
     as_json: Json = False,
@@ -74,19 +75,20 @@ def _overlap_text(r: dict[str, Any], assumptions: list[str]) -> str:
     rows = min(r["k_a"], r["k_b"])
     lines = [
         f"rows that mean the same token  {r['same_position']:,} of {rows:,} ({r['same_position'] / rows:.1%})",
-        f"tokens shared                  {r['shared']:,} (only A {r['only_a']:,}, only B {r['only_b']:,}, V {r['v']:,})",
+        f"tokens shared                  {r['shared']:,} (only parent {r['only_a']:,}, only child {r['only_b']:,}, V {r['v']:,})",
         f"first row that differs         {'none' if r['first_divergence'] is None else r['first_divergence']}",
     ]
     if r["coverage_a"] is not None:
         lines.append(
-            f"coverage of the counts         A {r['coverage_a']:.2%}, B {r['coverage_b']:.2%}; "
-            f"B's tokens that A lacks {r['missing_mass']:.2%}"
+            f"coverage of the counts         parent {r['coverage_a']:.2%}, child {r['coverage_b']:.2%}; "
+            f"the child's tokens that the parent lacks {r['missing_mass']:.2%}"
         )
     if r["same_position"] < rows and r["shared"] > r["same_position"]:
         lines.append(
-            f"A head trained with A and labelled with B is asked for the wrong token in {1 - r['same_position'] / rows:.1%} of its rows."
+            "A head trained with the parent and labelled with the child is asked for the wrong token in "
+            f"{1 - r['same_position'] / rows:.1%} of its rows."
         )
-    return "\n".join(lines + [f"{name}: {text}" for name, text in zip("AB", assumptions, strict=True) if text])
+    return "\n".join(lines + [f"{name}: {text}" for name, text in zip(("parent", "child"), assumptions, strict=True) if text])
 
 
 @app.command("map")

@@ -1,18 +1,31 @@
 """Commands that run notebooks, and those about the lab that notebooks run on by default."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from workbench import params
 from workbench.console import Json, Out, app, lab_app, progress, show
 
 
-@app.command()
+def _parameters_help() -> str:
+    """The parameters of every notebook, as Markdown for the end of a help text."""
+    lines = []
+    for name, settings in params.NOTEBOOKS.items():
+        lines += [f"**{name}** {settings.__doc__}", ""]
+        lines += [f"* `{f.name}` ({params.default_of(f)!r}) {f.metadata['help']}" for f in dataclasses.fields(settings)] + [""]
+    return "\n".join(lines)
+
+
+@app.command(epilog=_parameters_help())
 def run(
     notebook: Annotated[str, typer.Argument(help="Notebook: a path, or a name such as 01_vocab_overlap.")],
     out: Out,
-    parameter: Annotated[list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="One parameter; repeatable.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="One parameter, of those below; repeatable.")
+    ] = None,
     file: Annotated[str, typer.Option("-f", help="YAML file of parameters; -p wins.")] = "",
     as_json: Json = False,
 ) -> None:
