@@ -55,6 +55,7 @@ def test_overlap_gives_the_contract(workbench, pair, tmp_path) -> None:
     counted = workbench("overlap", a, b, "--counts", tmp_path / "counts.npy", "--json")
     assert all(0 < counted.json[name] < 1 for name in COUNTED)
     assert f"{bare.json['shared']} " in workbench("overlap", a, b).out
+    assert "% of the counted labels ask for" in workbench("overlap", a, b, "--counts", tmp_path / "counts.npy").out
 
 
 def test_map_gives_the_contract_and_writes_what_it_says(workbench, tmp_path) -> None:

@@ -129,6 +129,10 @@ def test_json_is_the_contract(workbench, tmp_path: Path) -> None:
     assert (ran.code, ran.json["verdict"]) == (1, "errors")
     assert all(set(one) == {"code", "severity", "title", "where", "evidence", "remedy"} for one in ran.json["findings"])
     assert ran.json["findings"][0]["severity"] == "error"
+    text = workbench("doctor", tmp_path / "a" / "drafter").out.splitlines()
+    assert any(line.startswith("not looked for without --verifier: ") and "embed-random" in line for line in text)
+    assert ", as far as was looked (" in text[-2]
+    assert text[-1].startswith("next: ")
     text = workbench("doctor", tmp_path / "b" / "drafter")
     assert text.code == 1
     assert "map-absolute" in text.out

@@ -73,6 +73,7 @@ def test_a_mistake_is_a_sentence_and_leaves_the_figure(capsys: pytest.CaptureFix
     message, (figure,) = find(box, widgets.HTML)[0], find(box, explore.Plot)
     slider.value = 13
     assert "k = 13 brings &lt;b&gt;bad luck&lt;/b&gt;" in message.value
+    assert "still of the values before" in message.value
     slider.value = 14
     assert "ZeroDivisionError" in message.value
     assert values(figure, 0, "y") == (1,)
@@ -250,7 +251,7 @@ def test_the_batch_stepper_by_mouse_and_keyboard() -> None:
     press("w")
     assert now() == (1, 1, "parent")
     table = find(panel, widgets.HTML)[-1]
-    assert "Row 1: label id 2 asks for row 0, its own" in table.value
+    assert "Token 1 of the batch: label id 2 asks for row 0, its own" in table.value
     press("m")
     assert "Row 1: label id 2 asks for row 1, where the head means id 0" in table.value
     live.head.value = "after"

@@ -74,6 +74,14 @@ def test_a_table_is_plain_html_with_its_cut_announced() -> None:
     assert "of" not in re.sub(r"<[^>]+>", "", tall)
 
 
+def test_what_stands_between_backticks_is_code() -> None:
+    """In sentences, titles and cells alike; what is in it stays a text, and one backtick alone is a backtick."""
+    shown = table("run `x`", "`<b>` and `", [Column("c")], [["`y`"]]).to_html()
+    assert "run <code>x</code>" in shown
+    assert "<code>&lt;b&gt;</code> and `" in shown
+    assert '<td class="text"><code>y</code></td>' in shown
+
+
 @pytest.mark.parametrize("text", ["<b>x</b>", "a & b", "&lt;", "$x$ and $y$", "%{y}", "<br>", "</script>"])
 def test_plotly_texts_are_neutralised(text: str) -> None:
     """No tag, entity, TeX or template field of a text from outside survives for plotly to read."""

@@ -18,6 +18,7 @@ from workbench.forecast import refusals
 from workbench.inspector import Inspection
 from workbench.params import LayerWiring
 from workbench.runs import RunFolder
+from workbench.scans import LEAST
 from workbench.verifier import Teacher
 from workbench.wiring import CONSUMERS
 
@@ -109,6 +110,9 @@ def test_a_clean_drafter_is_left_alone(clean: Inspection) -> None:
     assert wiring_figures.next_steps(clean).body.rows[-1][0].startswith(f"No other wiring fits better; {inspector.undecided(clean)} of ")
     assert "No change is needed" in shown["readings"].sentence
     assert len(shown["readings"].body.rows) == len(clean.ranked)
+    for d in (r.difference for r in clean.ranked):  # what is drawn is what decides
+        assert (d.verdict != "undecidable") == (abs(d.loss) > LEAST and not d.sure[0] <= 0 <= d.sure[1])
+        assert d.sure[0] <= d.low <= d.high <= d.sure[1]
 
 
 def test_a_fault_is_named_wherever_it_belongs(rotated: Inspection) -> None:

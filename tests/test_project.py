@@ -14,8 +14,8 @@ CONDA_NAME = {"torch": "pytorch"}  # the one alias
 # who may import what (top level of the package name); everybody else must not
 WALLS = {
     "plotly": {"figures", "explore"},
-    "ipywidgets": {"explore", "explore_overlap", "explore_wiring"},
-    "anywidget": {"explore"},
+    "ipywidgets": {"explore", "explore_overlap", "explore_plot", "explore_wiring"},
+    "anywidget": {"explore", "explore_plot"},
     "papermill": {"report"},
     "nbconvert": {"report"},
     "nbclient": {"report"},

@@ -206,6 +206,21 @@ def test_an_interrupted_run_says_so_and_leaves_no_kernel(tmp_path: Path, number:
         os.kill(int(mark.read_text()), 0)
 
 
+def test_a_number_has_one_column_whatever_runs_say_beside_it() -> None:
+    """A label that differs from run to run stands in the cells, one that does not heads the column."""
+    runs = [
+        {"notebook": "n", "differs": f"k {k}", "status": "ok", "seconds": 1.0, "verdict": [
+            {"key": "faults", "value": k, "label": f"faults: {k} kinds", "shown": str(k)},
+            {"key": "rows", "value": k, "label": "rows kept", "shown": f"{k} of 9"},
+        ]}
+        for k in (1, 2)
+    ]  # fmt: skip
+    table = report._headlines(runs)
+    assert re.findall("<th[^>]*>([^<]*)", table)[4:] == ["faults", "rows kept"]
+    assert "2 faults: 2 kinds" in table
+    assert ">2 of 9<" in table
+
+
 def test_the_lab_report_runs_every_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One folder a notebook, and an index with failures first; a failed notebook does not stop the others; a full folder is refused."""
     (tmp_path / "nbs").mkdir()
@@ -220,6 +235,7 @@ def test_the_lab_report_runs_every_notebook(tmp_path: Path, monkeypatch: pytest.
     assert page.index("b/report.html") < page.index("a/report.html") < page.index("c/report.html")
     assert "&lt;i&gt;no&lt;/i&gt;" in page
     assert page.count("<b>3</b>") == 3
+    assert page.count("A title &amp; more") == 3
     assert "<table>" not in page  # three notebooks have no number in common
     assert len(page) < 60_000
     with pytest.raises(InputError, match="already holds files"):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -113,6 +114,21 @@ def test_provenance_names_code_versions_and_inputs(tmp_path: Path) -> None:
     assert trace["inputs"]["map"]["sha256"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert trace["inputs"]["hub"]["sha256"] is None
     assert "none" not in trace["inputs"]
+
+
+def test_outputs_of_a_notebook_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that was run in place leaves its commit as it was; a module that was edited does not."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "package").mkdir()
+    for name in ("n.ipynb", "package/m.py"):
+        (tmp_path / name).write_text("1")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "c"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "package" / "m.py"))
+    (tmp_path / "n.ipynb").write_text("2")
+    assert runs._git_state()["dirty"] is False
+    (tmp_path / "package" / "m.py").write_text("2")
+    assert runs._git_state()["dirty"] is True
 
 
 def test_a_fingerprint_sees_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

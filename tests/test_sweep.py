@@ -54,7 +54,7 @@ def test_a_sweep_killed_half_way_does_only_what_is_missing(sweep: Path, workbenc
     assert any("k" in run["error"] and "three" in run["error"] for run in runs if run["error"])
     assert {name: before[name] for name in done} == {name: when for name, when in started(out).items() if name in done}
     page = (out / "index.html").read_text()
-    assert page.index("k = 11") < page.index('<p class="lead">k 30</p>')
+    assert page.index("k = 11") < page.index(">k 30</a></h2>")
     assert '<td class="text">k 21</td>' in page
     again = workbench("batch", sweep, "--out", out, "--json")
     assert [run["status"] for run in again.json["runs"]].count("ok") == 21

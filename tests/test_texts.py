@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.texts import flat, percent, show_token
+from workbench.texts import flat, percent, show_token, signed
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,9 @@ def test_nested_settings_by_name() -> None:
         deep = {"x": deep}
     (name,) = flat(deep)
     assert name == ".".join("x" * 21)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0004, "0.000"), (-0.0004, "0.000"), (0.0, "0.000"), (-0.016, "-0.016"), (12.5, "+12.500")])
+def test_a_change_of_nothing_has_no_sign(value: float, shown: str) -> None:
+    """What rounds to nothing is neither a gain nor a cost."""
+    assert signed(value) == shown

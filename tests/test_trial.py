@@ -7,7 +7,8 @@ import pytest
 from tests.tiny_replay import tiny_replay
 from workbench.decode import Decoded, Pass, load_pair, speculate
 from workbench.draft_trees import StaticTree
-from workbench.trial import round_seconds, simulate, walk
+from workbench.errors import InputError
+from workbench.trial import Trial, round_seconds, simulate, walk
 
 
 def test_a_walk_starts_each_pass_behind_what_was_accepted() -> None:
@@ -24,7 +25,17 @@ def test_one_slow_prompt_does_not_decide_what_a_round_costs() -> None:
 
     plain, drafted = answers([0.08, 0.8, 0.08, 0.08, 0.08], 0), answers([0.06, 0.06, 0.06, 0.6, 0.06], 4)
     one_token = Decoded((1,), (), 2, 0.0, 0.0)
-    assert round_seconds([[*plain, one_token], [*drafted, one_token]]) == pytest.approx([0.01, 0.015])
+    rounds = round_seconds([[*plain, one_token], [*drafted, one_token]])
+    assert rounds.shape == (5, 2)
+    trial = Trial("", "cpu", 8, rounds, *[None] * 7)
+    assert trial.seconds == pytest.approx([0.01, 0.015])
+    assert trial.costs == pytest.approx([1, 1.5])
+    (sure, low), (same, high) = trial.costs_ci
+    assert (sure, same) == (1, 1)
+    assert low == pytest.approx(0.15)  # one of five prompts may be all that a sample has
+    assert high == pytest.approx(15)
+    with pytest.raises(InputError, match="every answer ends with its first token"):
+        round_seconds([[one_token], [one_token]])
 
 
 def test_simulated_passes_are_the_decoded_ones(tmp_path) -> None:

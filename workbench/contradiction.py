@@ -54,7 +54,8 @@ SIGNATURES = {  # accuracy of step 0 under one fault, 0.74 without (a small veri
 
 @dataclass(frozen=True)
 class Served:
-    """One measurement of a served drafter. error: half-width of accept_length; by default what its decimals leave open."""
+    """One measurement of a served drafter. error: half-width of accept_length; by default what its decimals leave open. cost_ci: interval
+    of its round cost, where that is known."""
 
     name: str
     accept_length: float
@@ -66,6 +67,7 @@ class Served:
     passes: float | None = None
     drafter: str = ""
     error: float | None = None
+    cost_ci: tuple[float, float] | None = None
 
     @property
     def half_width(self) -> float:

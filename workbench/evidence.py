@@ -207,8 +207,8 @@ def _served(trial: "Trial") -> Served:
     m = trial.measured
     length, error, name = round(m.pooled, 3), (m.high - m.low) / 2, f"{trial.drafter}, decoded here"
     speed, baseline = m.pooled / float(trial.seconds[-1]), 1 / float(trial.seconds[0])
-    counts = {"accepted": round((m.pooled - 1) * m.passes), "passes": m.passes}
-    return Served(name, length, len(trial.prefix), speed, baseline, tuple(trial.prefix.tolist()), **counts, drafter=name, error=error)
+    told = {"accepted": round((m.pooled - 1) * m.passes), "passes": m.passes, "cost_ci": tuple(trial.costs_ci[:, -1].tolist())}
+    return Served(name, length, len(trial.prefix), speed, baseline, tuple(trial.prefix.tolist()), **told, drafter=name, error=error)
 
 
 def _recorded_k(path: str) -> int:

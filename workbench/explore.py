@@ -3,8 +3,6 @@
 Notable:
 * `live` is the whole mechanism: controls, a message line, exhibits. It uses no Output widget (one has been seen to hang a headless run)
   and does nothing on a keystroke (text fields wait for Enter, sliders for the release).
-* A figure is a `Plot`, not plotly's FigureWidget: that one is 700 pixels wide at first, and answers every change with all that plotly
-  filled in, which takes a second where a figure has 25,000 points.
 * A user's mistake appears as a sentence under the controls and leaves the figures as they were.
 * Controls with the same name keep their value when their cell is run again, as long as the kernel lives.
 """
@@ -23,7 +21,8 @@ import plotly.graph_objects as go
 import traitlets
 
 from workbench.errors import InputError
-from workbench.figures import LEFT, Exhibit, missing, plotlyjs, title_apart
+from workbench.explore_plot import Heard, Plot
+from workbench.figures import LEFT, Exhibit, marked, missing, title_apart
 
 if TYPE_CHECKING:
     from workbench.evidence import Evidence
@@ -37,7 +36,7 @@ STYLE = (  # of all that a live panel says, once: a style that comes with every 
 
 
 def live(
-    draw: Callable[..., Sequence[Exhibit]], listen: Mapping[int, Mapping[str, "Heard"]] = MappingProxyType({}), **controls: Any
+    draw: Callable[..., Sequence[Exhibit]], listen: Mapping[int, Mapping[str, Heard]] = MappingProxyType({}), **controls: Any
 ) -> widgets.VBox:
     """Controls above what they draw. draw: called with the controls' values by name, returns exhibits, always as many and in order.
 
@@ -51,7 +50,7 @@ def live(
         try:
             exhibits = draw(**{name: control.value for name, control in controls.items()})
         except Exception as error:  # a callback's traceback would end in a log that nobody sees
-            message.value = _mistake(error)
+            message.value = _mistake(error) + ("<p>What stands below is still of the values before.</p>" if shown else "")
             return
         message.value = ""
         for old, exhibit in zip(shown, exhibits, strict=False):
@@ -70,95 +69,7 @@ def live(
 def _mistake(error: Exception) -> str:
     """What stands beside a control that cannot do what was asked."""
     sentence = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-    return f'<p style="color:var(--jp-error-color1, #b3261e)">{html.escape(sentence)}</p>'
-
-
-Heard = Callable[[list[Any]], None]
-
-# What all widgets of a page share: plotly, once it is there, and the figures that wait for their turn.
-_SHARED = """
-const shared = globalThis.workbench ??= (() => {
-  let found;
-  const plotly = new Promise((resolve) => { found = resolve; });
-  return { plotly, found, turns: [] };
-})();
-"""
-
-
-class _Library(anywidget.AnyWidget):
-    """plotly.js for all figures of a kernel: sent once, as data, for anywidget gives code two seconds; compiled when the page rests."""
-
-    _esm = (
-        _SHARED
-        + """
-    function initialize({ model }) {
-      requestIdleCallback(() => { new Function(model.get("code"))(); shared.found(globalThis.Plotly); }, { timeout: 5000 });
-    }
-    export default { initialize };
-    """
-    )
-    code = traitlets.Unicode().tag(sync=True)
-
-
-class Plot(anywidget.AnyWidget):
-    """A plotly figure on the screen, as wide as its place; what was zoomed or selected stays when it is drawn anew.
-
-    heard: what to call on a "click" with the points, each [x, y]; on a "select" with all boxes that are drawn, each x0, x1, y0, y1 and its
-    axes xref and yref; on a "view", whenever other parts of the axes are seen, with the one mapping from axis to its range.
-    """
-
-    _esm = (
-        _SHARED
-        + """
-    async function render({ model, el }) {
-      const Plotly = await shared.plotly, place = document.createElement("div");
-      el.replaceChildren(place);
-      const react = () => {
-        const { data, layout } = structuredClone(model.get("figure"));
-        Plotly.react(place, data, { uirevision: true, ...layout }, { displaylogo: false, modeBarButtonsToRemove: ["lasso2d"] });
-        look();
-      };
-      const told = model.get("told"), tell = (kind, value) => { if (told.includes(kind)) model.send({ kind, value }); };
-      let said;
-      const look = () => {
-        if (!told.includes("view")) return;
-        const axes = Object.entries(place.layout).filter(([name]) => /^[xy]axis/.test(name));
-        const ranges = Object.fromEntries(axes.map(([name, { range }]) => [name, [...range]]));
-        if (said !== (said = JSON.stringify(ranges))) tell("view", [ranges]);
-      };
-      // Figures take turns, one a frame: a small one is on the screen before a large one is drawn, and no change piles up.
-      const { turns } = shared;
-      const later = () => requestAnimationFrame(() => setTimeout(take));
-      const take = () => {
-        try { turns[0](); } finally { turns.shift(); if (turns.length) later(); }
-      };
-      let waits = false;
-      const draw = () => new Promise((drawn) => {
-        if (waits) return drawn();
-        waits = true;
-        if (turns.push(() => { waits = false; react(); drawn(); }) === 1) later();
-      });
-      model.on("change:figure", draw);
-      await draw();
-      place.on("plotly_click", ({ points }) => tell("click", points.map(({ x, y }) => [x, y])));
-      place.on("plotly_relayout", look);
-      place.on("plotly_selected", (event) => tell("select", event?.selections ?? []));
-      place.on("plotly_deselect", () => tell("select", []));
-      const observer = new ResizeObserver(() => { if (el.offsetWidth) Plotly.Plots.resize(place); });
-      observer.observe(el);
-      return () => { observer.disconnect(); model.off("change:figure", draw); Plotly.purge(place); };
-    }
-    export default { render };
-    """
-    )
-    _library: ClassVar[_Library | None] = None
-    figure = traitlets.Dict().tag(sync=True)
-    told = traitlets.List(traitlets.Unicode()).tag(sync=True)
-
-    def __init__(self, figure: dict[str, Any], heard: Mapping[str, Heard]):
-        super().__init__(figure=figure, told=list(heard), layout={"width": "100%"})
-        Plot._library = Plot._library or _Library(code=plotlyjs())
-        self.on_msg(lambda _widget, content, _buffers: heard[content["kind"]](content["value"]))
+    return f'<p style="color:var(--jp-error-color1, #b3261e)">{marked(sentence)}</p>'
 
 
 class _Shown:

@@ -11,6 +11,7 @@ Notable:
 
 import html
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Table:
         body = "".join(
             "<tr>" + "".join(_cell(c.kind, value) for c, value in zip(self.columns, row, strict=True)) + "</tr>" for row in self.rows
         )
-        heading = f'<h4 class="figure-title">{html.escape(title)}</h4>' if title else ""
+        heading = f'<h4 class="figure-title">{marked(title)}</h4>' if title else ""
         tall = ' style="max-height:26em;overflow:auto" tabindex="0"' if len(self.rows) > TALL else ""
         cut = f'<p class="note">The first {len(self.rows):,} of {self.total:,} rows.</p>' if self.total > len(self.rows) else ""
         return (
@@ -122,13 +123,13 @@ class Exhibit:
     body: go.Figure | Table | None
 
     def sentence_html(self) -> str:
-        return f'<p class="sentence">{html.escape(self.sentence)}</p>'
+        return f'<p class="sentence">{marked(self.sentence)}</p>'
 
     def to_html(self) -> str:
         """Title, table and sentence; for a figure the parts around it."""
         if isinstance(self.body, Table):
             return self.body.to_html(self.title) + self.sentence_html()
-        return self.sentence_html() if self.body is not None else f'<p class="missing">{html.escape(f"{self.title}: {self.sentence}")}</p>'
+        return self.sentence_html() if self.body is not None else f'<p class="missing">{marked(f"{self.title}: {self.sentence}")}</p>'
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -260,6 +261,11 @@ def plot_text(text: str) -> str:
     return html.escape(text, quote=False).replace("$", "&#36;").replace("%{", "%&#123;")
 
 
+def marked(text: str) -> str:
+    """A text as HTML, escaped; what stands between backticks is code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def _cell(kind: str, value: Any) -> str:
     if value is None or (kind == "number" and not value >= 0):
         return f'<td class="{kind}">–</td>'
@@ -269,7 +275,7 @@ def _cell(kind: str, value: Any) -> str:
         return f'<td class="token">{"".join(f"<span>{_token(token)}&nbsp;{p:.2f}</span> " for token, p in value)}</td>'
     if kind == "number":
         return f'<td class="number">{value:,}</td>'
-    text = html.escape(str(value))
+    text = marked(str(value))
     return f'<td class="{kind}">{f"<b>{text}</b>" if kind == "mark" and value != "default" else text}</td>'
 
 
@@ -296,7 +302,7 @@ def figure_html(figure: dict[str, Any], name: str) -> str:
 def title_apart(figure: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The title of a plotly figure (as JSON) as HTML, which wraps where there is little room, and the figure without it."""
     layout = figure["layout"]
-    title = html.escape(layout.get("meta", {}).get("title", ""))
+    title = marked(layout.get("meta", {}).get("title", ""))
     layout = {**layout, "title": {"text": ""}, "margin": {**layout.get("margin", {}), "t": TOP}}
     return f'<h4 class="figure-title">{title}</h4>', {"data": figure["data"], "layout": layout}
 

@@ -55,7 +55,9 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
     costs = [cost for one in e.sweeps for cost in one.costs[-1:].tolist()]
     if costs:
         shown = "–".join(f"{cost:.2f}" for cost in sorted({min(costs), max(costs)}))
-        run.record("break_even", costs, "break-even accept length at these throughputs", shown)
+        over = [f"{low:.2f} to {high:.2f}" for r in e.runs if r.cost_ci for low, high in [r.cost_ci]]
+        within = f" ({', '.join(over)} with 95 %)" if over else ""
+        run.record("break_even", costs, f"break-even accept length at these throughputs{within}", shown)
         one = max(e.sweeps, key=lambda one: best_draft_tokens(one.prefix, one.costs).speedups.max())
         best = best_draft_tokens(one.prefix, one.costs)
         gain = f"{best.speedups[best.draft_tokens]:.2f} times plain decoding" if best.draft_tokens else "speculation does not pay"

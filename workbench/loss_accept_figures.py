@@ -18,6 +18,8 @@ from workbench.figures import Column, Exhibit, level, missing, plot, plot_text, 
 from workbench.findings import SEVERITIES, Finding
 from workbench.speed_figures import drawn, star
 
+_MARKED = {"mode": "lines+markers", "marker": {"symbol": "circle", "size": 6}}  # one colour a log: markers tell its lines apart
+_DIAMONDS = {"mode": "lines+markers", "marker": {"symbol": "diamond-open", "size": 8}}
 POINTS = 300  # of a loss curve; more rows are averaged
 
 
@@ -63,8 +65,10 @@ def curves(e: Evidence) -> Exhibit:
         if len(c.at):
             lowest, best = _lowest(c), c.best
             known = np.isfinite(c.held_out)
-            traces += [drawn(c.at[known], c.held_out[known], f"{c.name}: loss_0 in evaluation", line=line)] if known.any() else []
-            traces.append(drawn(c.at, c.accept_length, f"{c.name}: predicted accept length", line=line, yaxis="y2"))
+            traces += (
+                [drawn(c.at[known], c.held_out[known], f"{c.name}: loss_0 in evaluation", line=line, **_MARKED)] if known.any() else []
+            )
+            traces.append(drawn(c.at, c.accept_length, f"{c.name}: predicted accept length", line=line, yaxis="y2", **_DIAMONDS))
             traces += [
                 star(*lowest, f"{c.name}: lowest loss", colour),
                 star(c.at[best], c.accept_length[best], f"{c.name}: best", colour, "y2"),
@@ -136,7 +140,9 @@ def positions(e: Evidence) -> Exhibit:
         return missing("Acceptance by position", "give accuracies, a training log, serving logs, runs, or a drafter to decode with now.")
     traces = [
         drawn([f"draft token {k + 1}" for k in range(len(rates))], 100 * rates, name, mode="lines+markers",
-              line={"color": figures.COLOURS[n % 6], "dash": dash}, marker={"symbol": n % 6, "size": 8},
+              # what is simulated often equals what is measured, which is drawn over it
+              line={"color": figures.COLOURS[n % 6], "dash": dash, "width": 6 if dash == "dot" else 2},
+              marker={"symbol": n % 6, "size": 14 if dash == "dot" else 8},
               error_y=None if error is None else {"type": "data", **{side: 100 * size for side, size in error.items()}})
         for n, (name, rates, dash, error) in enumerate(lines)
     ]  # fmt: skip

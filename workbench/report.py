@@ -211,6 +211,7 @@ def _write_page(run: RunFolder, executed: Path, settings: Any, status: dict[str,
         "report.html.j2",
         title=title or status["notebook"],
         intro=markdown2html(intro),
+        words=_words() if status["notebook"] in params.NOTEBOOKS else "",
         status=status,
         results=run.read("results.json"),
         contents=[(jinja2.filters.do_striptags(name), id) for id, name in HEADING.findall(cells)],
@@ -223,6 +224,11 @@ def _write_page(run: RunFolder, executed: Path, settings: Any, status: dict[str,
     )
     with atomic_file(run.folder / "report.html") as work:
         work.write_text(page, "utf-8")
+
+
+def _words() -> str:
+    """The glossary as a table."""
+    return markdown2html((NOTEBOOKS / "WORDS.md").read_text("utf-8").partition("\n")[2])
 
 
 def _prepare(notebook: nbformat.NotebookNode, status: dict[str, Any]) -> tuple[str, str, list[str]]:
@@ -260,7 +266,9 @@ def _tags(cell: nbformat.NotebookNode, *wanted: str) -> bool:
 
 def _render(template: str, **content: Any) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(template).render(**content)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["marked"] = figures.marked
+    return environment.get_template(template).render(**content)
 
 
 def lab_report(out: str | Path | None = None, progress: Progress = quiet) -> list[RunResult]:
@@ -283,22 +291,35 @@ def write_index(folder: Path, results: Sequence[RunResult], title: str, differs:
     for result, words in zip(results, differs or [""] * len(results), strict=True):
         found = RunFolder(Path(result.html).parent).read("results.json") if result.html else {"verdict": [], "warnings": []}
         link = Path(result.html).relative_to(folder).as_posix() if result.html else ""
-        runs.append({**result.to_json(), "link": link, "differs": words, **found})
+        about = {"link": link, "differs": words, "question": "", "inputs": ""}
+        runs.append({**result.to_json(), **about, **(_about(Path(result.html).parent, result.notebook) if result.html else {}), **found})
     runs.sort(key=lambda run: run["status"] == "ok")
     with atomic_file(folder / "index.html", replace=True) as work:
         work.write_text(_render("index.html.j2", title=title, runs=runs, table=_headlines(runs)), "utf-8")
     return folder / "index.html"
 
 
+def _about(folder: Path, notebook: str) -> dict[str, str]:
+    """The question that a run asks, its notebook's title, and the names of what it was asked of."""
+    executed = folder / f"{notebook}.ipynb"
+    cells = nbformat.read(executed, as_version=4).cells if executed.exists() else []
+    title = next((cell.source.partition("\n")[0] for cell in cells if cell.source.startswith("# ")), "")
+    inputs = RunFolder(folder).read("provenance.json").get("inputs", {})
+    return {"question": title[2:], "inputs": ", ".join(f"{name} {Path(found['path']).name}" for name, found in inputs.items())}
+
+
 def _headlines(runs: Sequence[dict[str, Any]]) -> str:
     """One row a run, one column a headline number, as HTML that sorts in the page; none for notebooks that have no number in common."""
     if len({run["notebook"] for run in runs}) == len(runs):
         return ""
-    labels = list(dict.fromkeys(entry["label"] for run in runs for entry in run["verdict"]))
+    labels: dict[str, dict[str, None]] = {}  # of each headline number: what runs say beside it
+    for entry in (entry for run in runs for entry in run["verdict"]):
+        labels.setdefault(entry["key"], {})[entry["label"]] = None
     columns = [figures.Column(name) for name in ("run", "what differs", "status")]
-    columns += [figures.Column("seconds", "number"), *(figures.Column(label, "value") for label in labels)]
+    columns += [figures.Column("seconds", "number")]
+    columns += [figures.Column(next(iter(said)) if len(said) == 1 else key, "value") for key, said in labels.items()]
     rows = []
     for run in runs:
-        shown = {entry["label"]: entry["shown"] for entry in run["verdict"]}
-        rows.append([run["notebook"], run["differs"], run["status"], run["seconds"], *map(shown.get, labels)])
+        told = {e["key"]: e["shown"] if len(labels[e["key"]]) == 1 else f"{e['shown']} {e['label']}" for e in run["verdict"]}
+        rows.append([run["notebook"], run["differs"], run["status"], run["seconds"], *map(told.get, labels)])
     return figures.Table(columns, rows).to_html()

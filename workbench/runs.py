@@ -226,7 +226,9 @@ def _git_state() -> dict[str, Any]:
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         sha = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10).stdout
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--", ":/", ":(top,exclude)*.ipynb"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {"sha": None, "dirty": None}
     return {"sha": sha, "dirty": bool(changes)}

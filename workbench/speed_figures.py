@@ -27,15 +27,16 @@ def served(runs: Sequence[Served]) -> Exhibit:
         cost = _cost(run)
         needed = constant_rate(cost, run.draft_tokens) if cost and 1 <= cost <= run.draft_tokens + 1 else None
         speed = [run.tokens_per_s and round(run.tokens_per_s, 1), run.baseline_tokens_per_s and round(run.baseline_tokens_per_s, 1)]
-        lines.append([run.name, run.draft_tokens, round(run.accept_length, 2), round(run.half_width, 2), *speed,
-                      cost and round(run.accept_length / cost, 2), cost and round(cost, 2), needed and round(100 * needed, 1)])  # fmt: skip
+        gain = [cost and round(run.accept_length / cost, 2), cost and round(cost, 2), _range(run), needed and round(100 * needed, 1)]
+        lines.append([run.name, run.draft_tokens, round(run.accept_length, 2), round(run.half_width, 2), *speed, *gain])
     costs = [f"{cost:.2f}" for run in runs if (cost := _cost(run))]
-    heads = ["draft tokens", "accept length", "±", "tokens/s", "without", "speed-up", "round cost R", "needed (%)"]
+    heads = dict.fromkeys(("draft tokens", "accept length", "±", "tokens/s", "without", "speed-up", "round cost R"), "number")
+    heads |= {"95 %": "value", "needed (%)": "number"}
     title = f"A round costs {' and '.join(costs)} plain steps" if costs else "No run tells what a round costs"
     sentence = (
         "R = accept length × tokens/s without / with speculation: the accept length to break even; needed: acceptance of each draft token."
     )
-    return table(title, sentence, [Column("run"), *(Column(head, "number") for head in heads)], lines)
+    return table(title, sentence, [Column("run"), *(Column(head, kind) for head, kind in heads.items())], lines)
 
 
 def break_even(runs: Sequence[Served]) -> Exhibit:
@@ -60,12 +61,12 @@ def break_even(runs: Sequence[Served]) -> Exhibit:
     lost = [run for run in known if run.accept_length < _cost(run)]
     costs = [_cost(run) for run in known]
     spread = " to ".join(dict.fromkeys(f"{cost:.2f}" for cost in (min(costs), max(costs))))
-    close = [run for run in known if run not in lost and run.accept_length - run.half_width < _cost(run)]
+    close = [run for run in known if run not in lost and run.accept_length - run.half_width < (run.cost_ci or [_cost(run)])[-1]]
     named, told = (lost, f"lose{'s' * (len(lost) == 1)} by drafting") if lost else (close, "may be on either side")
     verdict = f"{' and '.join(_short(run) for run in named)} {told}" if named else "all runs are above it"
     title, base = f"Break-even is accept length {spread}: {verdict}", known[0].baseline_tokens_per_s
     goal = [f"{base * 3 / cost:.0f}" for cost in sorted({min(costs), max(costs)}, reverse=True)]
-    sentence = "; ".join(f"{run.name}: accept length {_short(run)}, break-even {_cost(run):.2f}" for run in known) + "."
+    sentence = "; ".join(f"{run.name}: accept length {_short(run)}, break-even {_cost(run):.2f}{_within(run)}" for run in known) + "."
     sentence += f" At accept length 3 these rounds give {' to '.join(goal)} tokens/s; plain decoding gives {base:.3g}." if one else ""
     across = level({f"without speculation: {base:.3g} tokens/s": base} if one else {"without speculation": 1.0})
     return plot(title, sentence, traces, "accept length (bonus token included)", unit, height=440, yaxis={"rangemode": "tozero"}, **across)
@@ -99,6 +100,15 @@ def _cost(run: Served) -> float | None:
     """Round cost, None where the throughputs are not known."""
     told = run.tokens_per_s and run.baseline_tokens_per_s
     return round_cost(run.accept_length, run.tokens_per_s, run.baseline_tokens_per_s) if told else None
+
+
+def _range(run: Served) -> str | None:
+    """The interval of a round cost."""
+    return f"{run.cost_ci[0]:.2f} to {run.cost_ci[1]:.2f}" if run.cost_ci else None
+
+
+def _within(run: Served) -> str:
+    return f" ({_range(run)} with 95 %, over prompts)" if run.cost_ci else ""
 
 
 def _short(run: Served) -> str:

@@ -20,6 +20,7 @@ from workbench.accept import Measured, bootstrap_ratio, measure, prefix_counts
 from workbench.corpus import of_split, prompt_ids, read_prompts
 from workbench.decode import Decoded, Pair, load_pair, speculate
 from workbench.draft_trees import StaticTree
+from workbench.errors import InputError
 from workbench.lineage import null_loss
 from workbench.packing import pack
 from workbench.state_files import Sample
@@ -32,15 +33,15 @@ from workbench.verifier import Teacher, capture, end_tokens, find_parts
 class Trial:
     """What N prompts came to.
 
-    seconds [S+1]: of a round with 0..S draft tokens. measured, prefix [S], prefix_ci [2, S]: with S draft tokens. lossless: all answers
-    equal plain decoding's. cross, null: cross-entropy at each TTT step and what unrelated labels would cost, nats. simulated [S]: share of
-    simulated passes that accept draft tokens 1..k.
+    rounds [N, S+1]: seconds of a round with 0..S draft tokens, of each prompt whose answers have any. measured, prefix [S], prefix_ci
+    [2, S]: with S draft tokens. lossless: all answers equal plain decoding's. cross, null: cross-entropy at each TTT step and what
+    unrelated labels would cost, nats. simulated [S]: share of simulated passes that accept draft tokens 1..k.
     """
 
     drafter: str
     device: str
     k: int
-    seconds: np.ndarray
+    rounds: np.ndarray
     measured: Measured
     prefix: np.ndarray
     prefix_ci: np.ndarray
@@ -51,8 +52,20 @@ class Trial:
 
     @property
     def costs(self) -> np.ndarray:
-        """Round costs R_n [S+1], R_0 = 1."""
-        return self.seconds / self.seconds[0]
+        """Round costs R_n [S+1], R_0 = 1: medians over prompts of what a round costs more than a plain step of the same prompt."""
+        return np.median(self.rounds / self.rounds[:, :1], axis=0)
+
+    @property
+    def costs_ci(self) -> np.ndarray:
+        """Their 95 % intervals [2, S+1], bootstrap over prompts."""
+        relative = self.rounds / self.rounds[:, :1]
+        picks = np.random.default_rng(0).integers(len(relative), size=(4000, len(relative)))
+        return np.quantile(np.median(relative[picks], axis=1), (0.025, 0.975), axis=0)
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Of a round [S+1]: a plain step's median over prompts, times the round costs."""
+        return np.median(self.rounds[:, 0]) * self.costs
 
 
 def try_out(
@@ -91,11 +104,12 @@ def try_out(
 
 
 def round_seconds(by_drafts: Sequence[Sequence[Decoded]]) -> np.ndarray:
-    """Seconds of a round with 0..S draft tokens, [S+1]: a plain step's median over prompts, times the median of what a round costs more
-    on the same prompt. by_drafts: [S+1][N] answers to the same prompts; those of one token have no round and tell nothing."""
+    """Seconds of a round with 0..S draft tokens, prompt by prompt, [N, S+1]. by_drafts: [S+1][N] answers to the same prompts; those of one
+    token have no round and are left out, InputError where there are no others."""
     some = [done for done in zip(*by_drafts, strict=True) if len(done[0].ids) > 1]
-    each = np.array([[one.decode_s / (len(one.passes) or len(one.ids) - 1) for one in done] for done in some])  # [N, S+1]
-    return np.median(each[:, 0]) * np.median(each / each[:, :1], axis=0)
+    if not some:
+        raise InputError("every answer ends with its first token, so nothing tells what a round costs: give other prompts")
+    return np.array([[one.decode_s / (len(one.passes) or len(one.ids) - 1) for one in done] for done in some])
 
 
 @torch.no_grad()

@@ -41,7 +41,8 @@ def server(root: Path, parameters: Mapping[str, Mapping[str, Any]], environment:
     own |= {"JUPYTER_CONFIG_PATH": str(NOTEBOOKS / ".jupyter")}
     own |= {"IPYTHONDIR": str(root / "ipython"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     (root / "files").mkdir()
-    shutil.copy(NOTEBOOKS / "START.md", root / "files")
+    for page in NOTEBOOKS.glob("*.md"):
+        shutil.copy(page, root / "files")
     for name, values in parameters.items():
         (root / "files" / f"{name}.ipynb").write_text(_filled((NOTEBOOKS / f"{name}.ipynb").read_text(), values))
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
@@ -83,8 +84,9 @@ def _address(runtime: Path, process: subprocess.Popen[bytes], log: Path) -> str:
 class Notebook(Seen):
     """A notebook that is open in JupyterLab, its kernel ready."""
 
-    def __init__(self, browser: Browser, address: str, name: str, width: int = 1280):
+    def __init__(self, browser: Browser, address: str, name: str, width: int = 1280, script: str = ""):
         super().__init__(browser, width)
+        self.page.add_init_script(script)
         self.page.goto(address.format(name, f"{name}.ipynb"))
         self.page.wait_for_function(f"{PANEL}?.content?.widgets?.length && {PANEL}.sessionContext.session?.kernel?.status === 'idle'")
 

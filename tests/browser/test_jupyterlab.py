@@ -19,6 +19,8 @@ pytestmark = pytest.mark.browser
 expect.set_options(timeout=SLOWEST)
 
 MISTAKE = "p[style*=jp-error-color]"
+LATE = "[anywidget] Failed to initialize model."  # its complaint on a busy machine; nothing of ours needs what it then gives up
+HURRIED = "(limit => AbortSignal.timeout = () => limit(1))(AbortSignal.timeout.bind(AbortSignal))"
 STEPS = 600  # of a live training: some seconds, time enough to press Stop
 
 
@@ -49,9 +51,9 @@ def address(inputs: dict[str, dict[str, object]], tmp_path_factory: pytest.TempP
         yield found
 
 
-def opened(browser: Browser, address: str, name: str) -> Notebook:
+def opened(browser: Browser, address: str, name: str, script: str = "") -> Notebook:
     """A notebook whose cells have all run without an error."""
-    notebook = Notebook(browser, address, name)
+    notebook = Notebook(browser, address, name, script=script)
     notebook.run_all()
     assert notebook.failures() == []
     return notebook
@@ -71,7 +73,7 @@ def finish(notebook: Notebook, tmp_path: Path) -> None:
                 assert box[1] > 100
         contrast = notebook.page.locator(".jp-Notebook").first.evaluate(CONTRAST)
         assert [pair for pair in contrast if pair[0] < 3.5] == []
-    assert notebook.errors == []
+    assert [error for error in notebook.errors if LATE not in error] == []
     notebook.page.close()
 
 
@@ -90,8 +92,12 @@ def test_the_start_page_leads_to_every_notebook(browser: Browser, address: str, 
 
 
 def test_vocab_overlap(browser: Browser, address: str, inputs: dict[str, dict[str, object]], tmp_path: Path) -> None:
-    """Path field, slice, a box around points, K and a search: each changes what is drawn; a mistake is a sentence; a rerun keeps all."""
-    notebook = opened(browser, address, "01_vocab_overlap")
+    """Path field, slice, a box around points, K and a search: each changes what is drawn; a mistake is a sentence; a rerun keeps all.
+
+    All of it where every widget's code came too late for anywidget's limit, as on a busy machine.
+    """
+    notebook = opened(browser, address, "01_vocab_overlap", HURRIED)
+    assert any(LATE in error for error in notebook.errors)
     cell = notebook.cell("live.positions(")
     headline, picture = Figure(notebook, cell, 0), Figure(notebook, cell, 1)
     given = inputs["01_vocab_overlap"]

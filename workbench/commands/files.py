@@ -54,13 +54,15 @@ def overlap(
 
     map_a, map_b = read_maps(a, b)
     compared = map_a.compare(map_b)
-    total = None
+    total, wrong = None, None
     if counts:
+        from workbench.overlap import Overlap
         from workbench.tokens import Counts
 
-        total = Counts.load(counts, map_a.v).total
+        known = Counts.load(counts, map_a.v)
+        total, wrong = known.total, Overlap(compared, known.values, known.slices).wrong_label_share()
     result = compared.to_json(total)
-    text = _overlap_text(result, [m.assumption for m in (map_a, map_b)])
+    text = _overlap_text(result, [m.assumption for m in (map_a, map_b)], wrong)
     if tokenizer:
         from workbench.figures import show_token
         from workbench.tokens import token_bytes
@@ -71,7 +73,8 @@ def overlap(
     show(result, as_json, text)
 
 
-def _overlap_text(r: dict[str, Any], assumptions: list[str]) -> str:
+def _overlap_text(r: dict[str, Any], assumptions: list[str], wrong: float | None) -> str:
+    """wrong: share of the counted labels that train another token's row."""
     rows = min(r["k_a"], r["k_b"])
     lines = [
         f"rows that mean the same token  {r['same_position']:,} of {rows:,} ({r['same_position'] / rows:.1%})",
@@ -83,10 +86,11 @@ def _overlap_text(r: dict[str, Any], assumptions: list[str]) -> str:
             f"coverage of the counts         parent {r['coverage_a']:.2%}, child {r['coverage_b']:.2%}; "
             f"the child's tokens that the parent lacks {r['missing_mass']:.2%}"
         )
+    asked = "" if wrong is None else f", which {wrong:.1%} of the counted labels ask for"
     if r["same_position"] < rows and r["shared"] > r["same_position"]:
         lines.append(
             "A head trained with the parent and labelled with the child is asked for the wrong token in "
-            f"{1 - r['same_position'] / rows:.1%} of its rows."
+            f"{1 - r['same_position'] / rows:.1%} of its rows{asked}."
         )
     return "\n".join(lines + [f"{name}: {text}" for name, text in zip(("parent", "child"), assumptions, strict=True) if text])
 
