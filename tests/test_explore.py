@@ -253,9 +253,9 @@ def test_the_batch_stepper_by_mouse_and_keyboard() -> None:
     table = find(panel, widgets.HTML)[-1]
     assert "Token 1 of the batch: label id 2 asks for row 0, its own" in table.value
     press("m")
-    assert "Row 1: label id 2 asks for row 1, where the head means id 0" in table.value
+    assert "Token 1 of the batch: label id 2 asks for row 1, where the head means id 0" in table.value
     live.head.value = "after"
-    assert "Row 1: label id 2 asks for row 1, its own" in table.value
+    assert "Token 1 of the batch: label id 2 asks for row 1, its own" in table.value
     press("t")
     press("m")
     assert now() == (1, 0, "parent")

@@ -216,7 +216,7 @@ def test_a_number_has_one_column_whatever_runs_say_beside_it() -> None:
         for k in (1, 2)
     ]  # fmt: skip
     table = report._headlines(runs)
-    assert re.findall("<th[^>]*>([^<]*)", table)[4:] == ["faults", "rows kept"]
+    assert re.findall("<th [^>]*>([^<]*)", table)[4:] == ["faults", "rows kept"]
     assert "2 faults: 2 kinds" in table
     assert ">2 of 9<" in table
 

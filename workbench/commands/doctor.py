@@ -66,7 +66,7 @@ def _text(found: "Diagnosis") -> list[str]:
         lines += [f"         cure: {one['remedy']}"] if one["remedy"] else []
     ran = len(CHECKS) - len(found.skipped)
     lines += [f"not looked for without {need}: {', '.join(codes) if ran else 'everything else'}" for need, codes in unseen.items()]
-    only = ", as far as was looked" if unseen and result["verdict"] == "clean" else ""
+    only = ", as far as was looked" if unseen and result["verdict"] in ("clean", "notes") else ""
     return [*lines, f"verdict: {result['verdict']}{only} ({ran} of {len(CHECKS)} checks ran)"]
 
 
