@@ -80,7 +80,7 @@ TEMPLATE = go.layout.Template(
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: heading and kind, one of text, value (breaks anywhere), mark (bold unless "default"), token (raw
+    """A table column: heading and kind, one of text, value (breaks between the words of a name), mark (bold unless "default"), token (raw
     bytes), choices (several tokens, each with its probability), number (a negative one or nan stands for none)."""
 
     heading: str
@@ -275,7 +275,10 @@ def _cell(kind: str, value: Any) -> str:
         return f'<td class="token">{"".join(f"<span>{_token(token)}&nbsp;{p:.2f}</span> " for token, p in value)}</td>'
     if kind == "number":
         return f'<td class="number">{value:,}</td>'
-    text = marked(str(value))
+    text = str(value)
+    if kind == "value":  # paths and dotted names part between their words
+        text = re.sub(r"(?<=\w{3})([._/])(?=\w)", "\\1\u200b", text)
+    text = marked(text).replace("\u200b", "<wbr>")
     return f'<td class="{kind}">{f"<b>{text}</b>" if kind == "mark" and value != "default" else text}</td>'
 
 

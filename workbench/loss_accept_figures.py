@@ -141,8 +141,8 @@ def positions(e: Evidence) -> Exhibit:
     traces = [
         drawn([f"draft token {k + 1}" for k in range(len(rates))], 100 * rates, name, mode="lines+markers",
               # what is simulated often equals what is measured, which is drawn over it
-              line={"color": figures.COLOURS[n % 6], "dash": dash, "width": 6 if dash == "dot" else 2},
-              marker={"symbol": n % 6, "size": 14 if dash == "dot" else 8},
+              opacity=0.5 if dash == "dot" else 1, line={"color": figures.COLOURS[n % 6], "dash": dash, "width": 5 if dash == "dot" else 2},
+              marker={"symbol": "circle-open" if dash == "dot" else n % 6, "size": 14 if dash == "dot" else 8},
               error_y=None if error is None else {"type": "data", **{side: 100 * size for side, size in error.items()}})
         for n, (name, rates, dash, error) in enumerate(lines)
     ]  # fmt: skip

@@ -55,10 +55,11 @@ def skipped(i: Inspection) -> Exhibit:
 def engines(i: Inspection) -> Exhibit:
     """What each engine feeds and uses, a line a field, those in which engines differ first."""
     told = differences(i.engines)
-    order = sorted(DIFFERENT, key=lambda name: name not in told)
-    lines = [[name, "differ" if name in told else "agree", *(_told(engine[name]) for engine in i.engines.values())] for name in order]
+    order = sorted(DIFFERENT, key=lambda name: name not in i.differ)
+    lines = [[name, "differ" if name in i.differ else "agree", *(_told(engine[name]) for engine in i.engines.values())] for name in order]
     lines += [["defaults taken", "", *("; ".join(engine["defaults_taken"]) or "–" for engine in i.engines.values())]]
-    title = f"Engines differ in {len(told)} of {len(DIFFERENT)} things: {', '.join(told)}" if told else "All engines feed and use the same"
+    alike = "All engines that can load it feed and use the same" if refusals(i.engines) else "All engines feed and use the same"
+    title = f"Engines differ in {len(i.differ)} of {len(DIFFERENT)} things: {', '.join(i.differ)}" if i.differ else alike
     columns = [Column("what"), Column("engines", "mark"), *(Column(engine, "value") for engine in i.engines)]
     return table(title, f"{next(iter(told.values()))}." if told else "Boundaries, embedding, head, map and norms agree.", columns, lines)
 
