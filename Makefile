@@ -12,9 +12,15 @@ report: setup                ## the main job: every notebook on the lab, as self
 	$(BIN)/workbench lab fetch
 	$(BIN)/workbench report
 
-lab: setup                   ## the workbench in JupyterLab, on the lab's examples; LAB_ARGS: options of `jupyter lab`
+# The lab works on copies, so that running a notebook changes nothing that git knows. A newer one takes its place; yours is kept beside it.
+runs/lab/%: notebooks/%
+	@mkdir -p $(@D)
+	@if [ -e $@ ]; then mv $@ $@.old; echo "$@ is a new version, the one that was there is $@.old"; fi
+	@cp $< $@
+
+lab: setup $(patsubst notebooks/%,runs/lab/%,$(wildcard notebooks/*.md notebooks/*.ipynb))   ## the workbench in JupyterLab, on the lab's examples; LAB_ARGS: options of `jupyter lab`
 	$(BIN)/workbench lab fetch
-	PATH="$(CURDIR)/$(BIN):$$PATH" JUPYTER_CONFIG_PATH=notebooks/.jupyter jupyter lab --LabApp.default_url=/lab/tree/START.md $(LAB_ARGS) notebooks/START.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" JUPYTER_CONFIG_PATH=notebooks/.jupyter jupyter lab --LabApp.default_url=/lab/tree/START.md $(LAB_ARGS) runs/lab/START.md
 
 test: setup                  ## all tests, the browser's, the peers' and the engines' included
 	$(MAKE) -j2 chromium $(PEER)/ready engines

@@ -125,7 +125,7 @@ overlap_figures.special(view)
 
 # %% [markdown]
 # ## What to do next
-# What applies to these two maps. The same numbers for scripts: `workbench overlap PARENT CHILD --counts COUNTS --json`, and
+# What applies to these two maps. For scripts: `workbench overlap PARENT CHILD --counts COUNTS --json`, and
 # `results.json` beside this page.
 
 # %% tags=["table"]

@@ -22,7 +22,7 @@ rows: int = 20  # readings drawn, and longest list of tensors
 out: str = ""  # run folder for results.json; empty: nothing is written (`workbench run` sets it)
 
 # %% tags=["setup"]
-from workbench import figures, inspector, loss_accept_figures, params, wiring_figures, wiring_flow
+from workbench import figures, inspector, params, wiring_figures, wiring_flow
 from workbench.runs import RunFolder
 
 settings = params.from_cell(params.LayerWiring, globals())
@@ -42,10 +42,10 @@ inspector.report(run, known)
 wiring_figures.findings(known)
 
 # %% [markdown]
-# What to change, in order.
+# What the findings ask for, in order.
 
 # %% tags=["table"]
-loss_accept_figures.next_steps(known.doctor.findings)
+wiring_figures.cures(known)
 
 # %% [markdown]
 # What could not be looked at, and what it would take.

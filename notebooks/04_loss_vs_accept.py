@@ -73,8 +73,9 @@ loss_accept_figures.positions(known)
 
 # %% [markdown]
 # ## Predicted against measured
-# Each accuracy predicts an accept length: 1 + c + c² + c³ for one accuracy c and three draft tokens. Better served than predicted: the
-# data path of training is wrong. Worse: the engine's, or the accuracy was of another text or of the first step alone.
+# Each accuracy predicts an accept length: 1 + c + c² + c³ for one accuracy c and three draft tokens. Where serving accepts more than
+# that, the data path of training is wrong. Where it accepts less, the engine's is, or the accuracy was of another text or of the first
+# step alone.
 
 # %% tags=["figure"]
 loss_accept_figures.calibration(known)

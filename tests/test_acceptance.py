@@ -54,6 +54,15 @@ def test_prompts_are_chosen_by_split_and_limit(workbench, lab) -> None:
     assert workbench(*command(lab), "--limit", 2, "--max-new-tokens", 4, "--json").json["prompts"] == 2
 
 
+def test_prompts_that_were_trained_on_are_told(workbench, lab) -> None:
+    """Where records have splits and none was asked for, it is said which were taken; not where one was, or where none has any."""
+    told = workbench(*command(lab, "prompts.jsonl"), "--max-new-tokens", 4).err
+    assert "of the prompts 1 heldout, 1 train" in told
+    assert "about 0:00:0" in told
+    assert "of the prompts" not in workbench(*command(lab, "prompts.jsonl"), "--split", "train", "--max-new-tokens", 4).err
+    assert "of the prompts" not in workbench(*command(lab), "--limit", 1, "--max-new-tokens", 4).err
+
+
 def test_sampling_cannot_be_compared_token_by_token(workbench, lab) -> None:
     """lossless is null at a temperature; the text for people leaves it out."""
     assert workbench(*command(lab), "--temperature", 1, "--max-new-tokens", 4, "--json").json["lossless"] is None

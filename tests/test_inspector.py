@@ -91,6 +91,10 @@ def test_an_engine_that_cannot_load_it_is_told(clean: Inspection) -> None:
     inspector.report(run, told)
     assert "sglang cannot load it" in next(entry["label"] for entry in run.results["verdict"] if entry["key"] == "faults")
     assert "sglang cannot load this drafter: it wants another class." in run.results["warnings"]
+    table = wiring_figures.engines(told)
+    column = [c.heading for c in table.body.columns].index("sglang")
+    assert {row[column] for row in table.body.rows[:-1]} == {"–"}
+    assert table.title.startswith("All engines that can load it") == (not told.differ)
     lines = dict(wiring_figures.launch(told).body.rows)
     assert lines["sglang"] == "it wants another class"
     assert lines["vllm-v1"] == clean.engines["vllm-v1"]["launch"]
@@ -210,6 +214,8 @@ def test_live_controls_move_taps_and_flip_readings(clean: Inspection) -> None:
     assert f"→ {out.summary()['loss']:.2f}" in title.value
     switch.flips.value = ("label +1",)
     assert ">tap 2 to h_0, label +1" in title.value
+    switch.flips.value = ("label +1", "label -1")
+    assert "label +1 and label -1 change the same thing" in box.children[1].children[1].value
     switch.as_wired()
     assert ">As wired" in title.value
     assert "draft chains" in text.value

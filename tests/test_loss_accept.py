@@ -195,11 +195,11 @@ def test_a_log_speaks_of_what_served_it(tmp_path: Path) -> None:
     assert curve.step.tolist() == curve.at.tolist() == [0, 50, 100]
     assert curve.losses.tolist() == [[2, 2.2, 2.4], [1.25, 2.2, 2.4]]  # what training memorised is not its result
     shown = exhibits(e, loss_accept.findings(e))
-    assert "mine predicts most at step 100: accept length 2.23; loss_0 is lowest at step 100: 1.25" in shown["curves"].title
+    assert "mine: in training accept length is highest at step 100, 2.23; loss_0 is lowest at step 100: 1.25" in shown["curves"].title
     assert "accept has 2.30" in shown["curves"].sentence
     assert "simulated pass by pass" not in shown["curves"].sentence  # this log has accuracies alone
     walked = replace(e, curves=[curve._replace(accept_length=curve.accept_length + 0.1)])
-    assert "its accuracies, below, predict 2.23" in loss_accept_figures.curves(walked).sentence
+    assert "its accuracies alone, below, predict 2.23" in loss_accept_figures.curves(walked).sentence
     assert f"ln 4,096 = {math.log(4096):.2f}" in shown["losses"].title
     run = RunFolder()
     loss_accept.report(run, e, [])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.synthetic import DIALECT_NAMES, Drafter, ascending_map, drafter_values, write_drafter
+from tests.synthetic import DIALECT_NAMES, Drafter, ascending_map, drafter_values, write_drafter, write_verifier
+from workbench.checkpoint import open_drafter
 from workbench.errors import InputError
 from workbench.mapfiles import read_map, read_maps
 from workbench.mapping import VocabMap
@@ -123,3 +124,14 @@ def test_object_arrays_are_not_unpickled(tmp_path) -> None:
     np.save(tmp_path / "d2t.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(InputError, match="no plain numpy array"):
         read_map(tmp_path)
+
+
+def test_a_verifier_has_no_map(tmp_path: Path) -> None:
+    """A verifier where a map is wanted, and a map where weights are: each says what it is."""
+    verifier = write_verifier(tmp_path / "verifier")
+    with pytest.raises(InputError, match="holds a verifier, which has no draft vocabulary: expected a drafter, or a map"):
+        read_map(verifier)
+    (tmp_path / "map").mkdir()
+    np.save(tmp_path / "map" / "d2t.npy", np.zeros(4, dtype=np.int64))
+    with pytest.raises(InputError, match="holds a vocabulary map and no weights"):
+        open_drafter(tmp_path / "map")

@@ -108,3 +108,12 @@ def test_what_is_no_replay_is_told(tmp_path, content) -> None:
         read_replay(tmp_path / "r.safetensors")
     with pytest.raises(InputError, match="no replay file"):
         read_replay(tmp_path / "missing")
+
+
+def test_too_few_tokens_name_what_was_given(lab: TinyLab, tmp_path: Path) -> None:
+    """Prompts that leave no room for an answer: the sentence has the tokens that were asked for and a number that works."""
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt_ids": [5] * 40}))
+    with pytest.raises(InputError, match=r"64 tokens are too few .* gets 32 of them, and none of 1 leaves room .* give \d+ tokens or more"):
+        record(lab.root / "verifier", path, 64)
+    assert len(record(lab.root / "verifier", path, 640).ids) > 40

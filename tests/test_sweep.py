@@ -14,6 +14,7 @@ from distributed import LocalCluster
 
 from tests.test_report import write_notebook
 from workbench.errors import InputError
+from workbench.runs import RunFolder
 from workbench.sweep import compare, read_sweep, run_sweep
 
 FAILING = "assert k not in (5, 11), f'k = {k}'"
@@ -137,3 +138,12 @@ def test_compare_says_what_differs(tmp_path: Path, workbench) -> None:
     assert (alone.code, "two run folders or more" in alone.err) == (2, True)
     refused = workbench("compare", tmp_path, folders[0])
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+def test_compare_knows_the_defaults(tmp_path: Path) -> None:
+    """What one run was given and the other took by default are both values."""
+    for name, given in (("a", {}), ("b", {"prompt_count": 2})):
+        run = RunFolder.start(tmp_path / name, "04_loss_vs_accept", given)
+        run.trace({}, device="cpu", seed=None)
+        run.finish("ok", seconds=1.0)
+    assert compare([tmp_path / "a", tmp_path / "b"])["parameters"] == {"prompt_count": [4, 2]}

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.tiny_replay import tiny_replay
 from workbench.decode import Decoded, Pass, load_pair, speculate
 from workbench.draft_trees import StaticTree
 from workbench.errors import InputError
+from workbench.evidence import Sweep
 from workbench.trial import Trial, round_seconds, simulate, walk
 
 
@@ -20,22 +22,34 @@ def test_a_walk_starts_each_pass_behind_what_was_accepted() -> None:
 def test_one_slow_prompt_does_not_decide_what_a_round_costs() -> None:
     """Hand case: rounds of two drafts cost 1.5 plain steps of 10 ms; one plain run and one drafting run were slowed tenfold."""
 
-    def answers(seconds: list[float], passes: int) -> list[Decoded]:
-        return [Decoded((1,) * 9, (Pass((2, 2), (2,)),) * passes, 2, 0.0, each) for each in seconds]
+    def answers(seconds: list[float], rounds: int) -> list[Decoded]:
+        passes = (Pass((2, 2), (2,)),) * 4
+        return [Decoded((1,) * 9, passes, 2, 0.0, (each, 7.0, *[each] * rounds)) for each in seconds]  # one round took 7 s
 
-    plain, drafted = answers([0.08, 0.8, 0.08, 0.08, 0.08], 0), answers([0.06, 0.06, 0.06, 0.6, 0.06], 4)
-    one_token = Decoded((1,), (), 2, 0.0, 0.0)
+    plain, drafted = answers([0.01, 0.1, 0.01, 0.01, 0.01], 7), answers([0.015, 0.015, 0.015, 0.15, 0.015], 3)
+    one_token = Decoded((1,), (), 2, 0.0, ())
     rounds = round_seconds([[*plain, one_token], [*drafted, one_token]])
     assert rounds.shape == (5, 2)
-    trial = Trial("", "cpu", 8, rounds, *[None] * 7)
+    trial = Trial("", "cpu", 8, rounds, np.full((5, 1), 3), np.full(5, 4), *[None] * 7)
     assert trial.seconds == pytest.approx([0.01, 0.015])
     assert trial.costs == pytest.approx([1, 1.5])
     (sure, low), (same, high) = trial.costs_ci
     assert (sure, same) == (1, 1)
     assert low == pytest.approx(0.15)  # one of five prompts may be all that a sample has
     assert high == pytest.approx(15)
+    assert np.median(trial.speedups, axis=0) == pytest.approx([1, 1.75 / 1.5])
+    sweep = Sweep("d", np.array([0.75]), trial.costs, True, trial.speedups)
+    assert sweep.best.draft_tokens == 1
+    assert [doubt[:29] for doubt in sweep.doubts] == ["these prompts cannot decide it"[:29]]
     with pytest.raises(InputError, match="every answer ends with its first token"):
         round_seconds([[one_token], [one_token]])
+
+
+def test_a_round_that_gets_cheaper_with_more_drafts_is_doubted() -> None:
+    """Falling round costs are the machine's; rising ones are believed, also where nothing was sampled."""
+    prefix = np.array([0.5, 0.4, 0.3])
+    assert Sweep("d", prefix, np.array([1, 1.2, 1.3, 1.4]), True).doubts == []
+    assert "the machine was busy" in Sweep("d", prefix, np.array([1, 3.6, 2.5, 1.7]), True).doubts[0]
 
 
 def test_simulated_passes_are_the_decoded_ones(tmp_path) -> None:

@@ -315,3 +315,10 @@ def of_split(prompts: Sequence[Prompt], name: str) -> list[Prompt]:
         known = sorted({str(at) for at in named if at}) or ["train", "heldout"]
         raise InputError(f"no record of {prompts[0].place.rpartition(':')[0]} is of split {name!r}: expected one of {', '.join(known)}")
     return chosen
+
+
+def splits_told(prompts: Sequence[Prompt]) -> str:
+    """A sentence about records that were taken without asking for a split, where they say theirs; "" where none does."""
+    named = Counter(str(at) for prompt in prompts if (at := prompt.extra.get("split")))
+    by = ", ".join(f"{count} {name}" for name, count in named.most_common())
+    return f"of the prompts {by}: numbers on those that were trained on flatter, --split heldout leaves them out" if named else ""

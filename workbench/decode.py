@@ -13,6 +13,7 @@ Notable:
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,14 +78,20 @@ class Pass(NamedTuple):
 class Decoded:
     """One prompt's answer (the end token included), its verify passes and seconds; depth: the most drafts that a pass can accept.
 
-    prefill_s covers verifier and drafter up to the first token; decode_s is all that follows.
+    prefill_s covers verifier and drafter up to the first token; rounds_s are those of each verify pass with its drafting, or of each step
+    where nothing is drafted.
     """
 
     ids: tuple[int, ...]
     passes: tuple[Pass, ...]
     depth: int
     prefill_s: float
-    decode_s: float
+    rounds_s: tuple[float, ...]
+
+    @property
+    def decode_s(self) -> float:
+        """All that follows the first token."""
+        return sum(self.rounds_s)
 
     @property
     def accepted(self) -> int:
@@ -143,7 +150,7 @@ def _decode(pair: Pair, tokens: list[int], shape: Shape, max_new_tokens: int, eo
         if drafting:
             drafting.extend(tokens[1:] + new, taps)
         tokens += new
-        prefilled = time.perf_counter()
+        ends = [time.perf_counter()]
         while not eos.intersection(new) and len(tokens) < asked + max_new_tokens:
             draft = drafting.draft() if drafting else Draft([], [])
             logits, taps = verifier.run([tokens[-1], *draft.tokens], draft.parents)  # [1 + N, V]
@@ -154,9 +161,10 @@ def _decode(pair: Pair, tokens: list[int], shape: Shape, max_new_tokens: int, eo
                 passes.append(Pass(tuple(draft.tokens), tuple(path)))
                 drafting.extend(new, taps[:, rows])
             tokens += new
+            ends.append(time.perf_counter())
     answer = tokens[asked : asked + max_new_tokens]
     end = next((i + 1 for i, token in enumerate(answer) if token in eos), len(answer))
-    return Decoded(tuple(answer[:end]), tuple(passes), shape.depth, prefilled - began, time.perf_counter() - prefilled)
+    return Decoded(tuple(answer[:end]), tuple(passes), shape.depth, ends[0] - began, tuple(end - start for start, end in pairwise(ends)))
 
 
 class _Verifier:

@@ -39,11 +39,14 @@ class Diagnosis:
         return {"verdict": verdict(self.findings), "findings": [plain(f.to_json()) for f in self.findings], "skipped": self.skipped}
 
     def unseen(self) -> dict[str, list[str]]:
-        """The codes of the faults that were not looked for, by the input that it would take."""
-        codes, found = {check.name: check.codes for check in CHECKS}, {}
-        for one in self.skipped:
-            found.setdefault(one["needs"], {}).update(dict.fromkeys(codes[one["check"]]))
-        return {needs: list(faults) for needs, faults in found.items()}
+        """The codes of the faults that no check looked for, by the input that it would take."""
+        lacking = {one["check"]: one["needs"] for one in self.skipped}
+        looked = {code for check in CHECKS if check.name not in lacking for code in check.codes}
+        found: dict[str, dict[str, None]] = {}
+        for check in CHECKS:
+            if check.name in lacking:
+                found.setdefault(lacking[check.name], {}).update(dict.fromkeys(code for code in check.codes if code not in looked))
+        return {needs: list(codes) for needs, codes in found.items() if codes}
 
 
 def diagnose(

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from workbench import audit, contradiction, lab
-from workbench.accept import Estimate, constant_rate, round_cost, with_coverage
+from workbench.accept import BestDrafts, Estimate, best_draft_tokens, constant_rate, round_cost, with_coverage
 from workbench.contradiction import Served
 from workbench.errors import InputError
 from workbench.logs import read_log
 from workbench.logtable import LogTable
 from workbench.params import LossVsAccept, check, parameter
+from workbench.texts import percent
 
 if TYPE_CHECKING:
     from workbench.trial import Trial
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 GIVEN = ("training", "serving", "drafter", "numbers", "runs")
 FIRST = "first metrics"
+SURE = 0.95  # of the samples in which a number of draft tokens must be best
+FALLS = 0.05  # of a plain step: by more, a round cost that falls with more draft tokens is the machine's doing
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,29 @@ class Curve(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Prefix rates [S] and round costs [S+1] of 0..S draft tokens; measured: all of them were, none lies between two that were."""
+    """Prefix rates [S] and round costs [S+1] of 0..S draft tokens; measured: all of them were, none lies between two that were. samples:
+    speed-ups in samples of the prompts [draws, S+1], where prompts were decoded here."""
 
     name: str
     prefix: Array
     costs: Array
     measured: bool
+    samples: Array | None = None
+
+    @property
+    def best(self) -> BestDrafts:
+        """The number of draft tokens that gains most."""
+        return best_draft_tokens(self.prefix, self.costs)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why that number may be another one."""
+        found = []
+        if self.samples is not None and (sure := float((self.samples.argmax(1) == self.best.draft_tokens).mean())) < SURE:
+            found.append(f"these prompts cannot decide it: {self.best.draft_tokens} is best in {percent(sure)} of their samples")
+        if (np.diff(self.costs[1:]) < -FALLS).any():
+            found.append("rounds cost less with more draft tokens, which no engine does: the machine was busy, measure again")
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +142,8 @@ class Evidence:
     @property
     def sweeps(self) -> list[Sweep]:
         """What each drafter would gain with each number of draft tokens."""
-        own = [] if self.trial is None else [Sweep(self.trial.drafter, self.trial.prefix, self.trial.costs, True)]
+        trial = self.trial
+        own = [] if trial is None else [Sweep(trial.drafter, trial.prefix, trial.costs, True, trial.speedups)]
         others = self.runs[: len(self.runs) - len(own)]
         groups = [[run for run in others if run.drafter == name] for name in dict.fromkeys(run.drafter for run in others)]
         return [found for group in groups if (found := sweep(group))] + own

@@ -105,9 +105,9 @@ def remembered(name: str, control: widgets.DOMWidget) -> widgets.DOMWidget:
 
 
 class Keyboard(anywidget.AnyWidget):
-    """A field that takes the keyboard when it is clicked or tabbed to; each key that has an action calls it.
+    """A field that takes the keyboard when it is clicked or tabbed to, or a button of its panel is; each key that has an action calls it.
 
-    The notebook's own shortcuts are kept away from it. A key that is held down counts ten times a second.
+    The notebook's own shortcuts are kept away from all of them. A key that is held down counts ten times a second.
     """
 
     _esm = """
@@ -116,17 +116,24 @@ class Keyboard(anywidget.AnyWidget):
       let last = 0;
       field.tabIndex = 0;
       field.textContent = model.get("hint");
-      field.dataset.lmSuppressShortcuts = "true";
       field.style.cssText = "border: 1px solid #8a9199; border-radius: 4px; padding: 4px 10px; cursor: pointer; width: max-content;";
       field.addEventListener("click", () => field.focus());
-      field.addEventListener("keydown", (event) => {
+      const press = (event) => {
+        if (event.target !== field && event.target.tagName !== "BUTTON") return;
         if (event.ctrlKey || event.metaKey || event.altKey || !model.get("accepted").includes(event.key)) return;
         event.preventDefault();
         event.stopPropagation();
         if (event.repeat && Date.now() - last < 100) return;
         last = Date.now();
         model.send({ key: event.key });
-      });
+      };
+      const listen = () => {
+        const panel = el.closest(".widget-vbox");
+        if (!panel) return requestAnimationFrame(listen);
+        panel.dataset.lmSuppressShortcuts = "true";
+        panel.addEventListener("keydown", press);
+      };
+      listen();
       el.replaceChildren(field);
     }
     export default { render };
@@ -247,7 +254,7 @@ class LiveTraining:
                     drawn = time.monotonic()
                     self._show(way)
             self._show(way)
-            ended = "stopped, and goes on from here" if len(kept) < self.bar.max else "done"
+            ended = "stopped, and goes on from here" if len(kept) < self.bar.max else "done; the parameter steps makes it longer"
             self.message.value = html.escape(f"{way}: {len(kept)} of {self.bar.max} steps, {ended}")
         except Exception as error:  # a thread's traceback would end in a log that nobody sees
             self.message.value = _mistake(error)

@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench import wiring_figures
+from workbench.errors import InputError
 from workbench.explore import WIDE, live, remembered
 from workbench.figures import Exhibit
 from workbench.inspector import Inspection, shortened
@@ -56,6 +57,9 @@ class WiringSwitch:
         wiring = replace(base, taps=tuple(taps.values()))
         moved = [f"tap {slot} to h_{k}" for slot, (k, was) in enumerate(zip(wiring.taps, base.taps, strict=True)) if k != was]
         for name in flips:
+            other = next((one for one in flips if one != name and self.readings[one].changes & self.readings[name].changes), None)
+            if other is not None:
+                raise InputError(f"{name} and {other} change the same thing: pick one of them")
             wiring = self.readings[name].applied(wiring)
         words = ", ".join([*moved, *flips]) or "As wired"
         shown = wiring_figures.changed(self.bench.run(base), self.bench.run(wiring), words)

@@ -11,6 +11,7 @@ Notable:
 
 import html
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,7 @@ TEMPLATE = go.layout.Template(
             "pad": {"t": 20},
         },
         "margin": {"l": 56, "r": 16, "t": TOP, "b": BOTTOM},
+        "modebar": {"orientation": "v"},  # flat, it lies over the legend
         "xaxis": AXIS,
         "yaxis": AXIS,
         "legend": {
@@ -102,8 +104,10 @@ class Table:
 
     def to_html(self, title: str = "") -> str:
         head = "".join(f'<th scope="col" class="{c.kind}">{html.escape(c.heading)}</th>' for c in self.columns)
+        digits = [max((_decimals(row[n]) for row in self.rows), default=0) for n in range(len(self.columns))]
         body = "".join(
-            "<tr>" + "".join(_cell(c.kind, value) for c, value in zip(self.columns, row, strict=True)) + "</tr>" for row in self.rows
+            "<tr>" + "".join(_cell(c.kind, value, d) for c, value, d in zip(self.columns, row, digits, strict=True)) + "</tr>"
+            for row in self.rows
         )
         heading = f'<h4 class="figure-title">{marked(title)}</h4>' if title else ""
         tall = ' style="max-height:26em;overflow:auto" tabindex="0"' if len(self.rows) > TALL else ""
@@ -221,7 +225,7 @@ def advice(steps: Sequence[tuple[bool, str]]) -> Exhibit:
     lines = [[step] for applies, step in steps if applies]
     if not lines:
         return Exhibit("What to do next", "nothing has to be cleared up first.", None)
-    return table(lines[0][0].split(": ")[0], f"{len(lines)} of {len(steps)} usual steps apply to this page.", [Column("next")], lines)
+    return table(lines[0][0].split(": ")[0], "What applies to what this page found, the most urgent first.", [Column("next")], lines)
 
 
 def settings_table(rows: Sequence[dict[str, Any]]) -> Exhibit:
@@ -266,7 +270,12 @@ def marked(text: str) -> str:
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def _cell(kind: str, value: Any) -> str:
+def _decimals(value: Any) -> int:
+    """Decimals that a number shows; all numbers of a column get as many."""
+    return len(repr(value).partition(".")[2]) if isinstance(value, float) and math.isfinite(value) and "e" not in repr(value) else 0
+
+
+def _cell(kind: str, value: Any, decimals: int) -> str:
     if value is None or (kind == "number" and not value >= 0):
         return f'<td class="{kind}">–</td>'
     if kind == "token":
@@ -274,7 +283,7 @@ def _cell(kind: str, value: Any) -> str:
     if kind == "choices":
         return f'<td class="token">{"".join(f"<span>{_token(token)}&nbsp;{p:.2f}</span> " for token, p in value)}</td>'
     if kind == "number":
-        return f'<td class="number">{value:,}</td>'
+        return f'<td class="number">{f"{value:,.{decimals}f}" if isinstance(value, float) else f"{value:,}"}</td>'
     text = str(value)
     if kind == "value":  # paths and dotted names part between their words
         text = re.sub(r"(?<=\w{3})([._/])(?=\w)", "\\1\u200b", text)

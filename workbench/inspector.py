@@ -189,7 +189,7 @@ def report(run: RunFolder, i: Inspection) -> None:
     run.record("faults", sum(f.severity != "note" for f in found), label)
     if i.bench is not None:
         best, length = i.ranked[0], i.base["accept_length"]
-        label = f"simulated accept length as wired ({len(i.replay.ids):,} tokens)"
+        label = f"simulated accept length as wired ({int(i.replay.loss_mask.sum()):,} tokens of answers)"
         run.record("accept_length", length, label, f"{length:.2f}")
         run.record("full_acc_0", i.base["accuracy"], "of the first draft tokens right", f"{100 * i.base['accuracy']:.0f} %")
         change = f"{best.reading.name}: {signed(best.difference.loss)} nats a token, {best.difference.verdict}"

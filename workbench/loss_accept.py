@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from workbench import audit, contradiction
-from workbench.accept import best_draft_tokens
 from workbench.contradiction import Served
 from workbench.evidence import FIRST, Evidence
 from workbench.findings import Finding, verdict, worst_first
@@ -58,13 +57,16 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
         over = [f"{low:.2f} to {high:.2f}" for r in e.runs if r.cost_ci for low, high in [r.cost_ci]]
         within = f" ({', '.join(over)} with 95 %)" if over else ""
         run.record("break_even", costs, f"break-even accept length at these throughputs{within}", shown)
-        one = max(e.sweeps, key=lambda one: best_draft_tokens(one.prefix, one.costs).speedups.max())
-        best = best_draft_tokens(one.prefix, one.costs)
+        one = max(e.sweeps, key=lambda one: one.best.speedups.max())
+        best = one.best
         gain = f"{best.speedups[best.draft_tokens]:.2f} times plain decoding" if best.draft_tokens else "speculation does not pay"
-        label = f"draft tokens a pass are best{best.bound}: {gain}"
+        label = f"draft tokens a pass are best{best.bound}: {gain}{', not decided' * bool(one.doubts)}"
         run.record("best_draft_tokens", best.draft_tokens, label, str(best.draft_tokens))
     run.record("findings", [{"code": f.code, "severity": f.severity, "title": f.title} for f in found])
     run.record("finding_verdict", verdict(found))
+    for sweep in e.sweeps:
+        for doubt in sweep.doubts:
+            run.warn(f"Best number of draft tokens of {sweep.name}: {doubt}.")
     for finding in found:
         if finding.severity != "note":
             run.warn(f"{finding.title}.")

@@ -68,14 +68,14 @@ def curves(e: Evidence) -> Exhibit:
             traces += (
                 [drawn(c.at[known], c.held_out[known], f"{c.name}: loss_0 in evaluation", line=line, **_MARKED)] if known.any() else []
             )
-            traces.append(drawn(c.at, c.accept_length, f"{c.name}: predicted accept length", line=line, yaxis="y2", **_DIAMONDS))
+            traces.append(drawn(c.at, c.accept_length, f"{c.name}: accept length in training", line=line, yaxis="y2", **_DIAMONDS))
             traces += [
                 star(*lowest, f"{c.name}: lowest loss", colour),
                 star(c.at[best], c.accept_length[best], f"{c.name}: best", colour, "y2"),
             ]
             said.append(
-                f"{c.name} predicts most at step {c.at[best]:,.0f}: accept length {c.accept_length[best]:.2f}; loss_0 is lowest at step "
-                f"{lowest[0]:,.0f}: {lowest[1]:.2f}"
+                f"{c.name}: in training accept length is highest at step {c.at[best]:,.0f}, {c.accept_length[best]:.2f}; loss_0 is lowest "
+                f"at step {lowest[0]:,.0f}: {lowest[1]:.2f}"
             )
     served = {p.run.name: p.run for p in e.promises if p.name in [c.name for c in e.curves]}
     measured = "; ".join(f"{name} has {run.accept_length:.2f} ± {run.half_width:.2f}" for name, run in served.items())
@@ -83,7 +83,8 @@ def curves(e: Evidence) -> Exhibit:
     bests = {c.name: c.accept_length[c.best] for c in e.curves if len(c.at)}
     apart = {p.name: p.predicted.value for p in e.promises if abs(p.predicted.value - bests.get(p.name, p.predicted.value)) > 0.005}
     for name, value in apart.items():
-        sentence += f" {name} logs an accept length simulated pass by pass, which is drawn; its accuracies, below, predict {value:.2f}."
+        sentence += f" {name} logs an accept length that it simulated pass by pass, which is drawn; its accuracies alone, below, predict "
+        sentence += f"{value:.2f}."
     layout = {
         "yaxis": {"domain": [0.56, 1]},
         "yaxis2": {"domain": [0, 0.46], "title": {"text": "accept length"}},
@@ -99,18 +100,19 @@ def losses(e: Evidence) -> Exhibit:
     given, trial = e.numbers.losses, e.trial
     lines = {"first metrics": given} if given else {}
     for c in e.curves:
-        lines |= {f"{c.name}, {when}": row.tolist() for when, row in zip(("at first", "at last"), c.losses, strict=False)}
+        lines |= {f"{c.name}, {when}": row.tolist() for when, row in zip(("first evaluation", "last evaluation"), c.losses, strict=False)}
     if trial:
         lines |= {"cross-entropy on the answers decoded here": trial.cross, "null: labels unrelated to these rows": trial.null}
     if not lines:
         return missing("Loss against chance", "give losses (loss_k) and draft_vocabulary, a training log, or a drafter to decode with now.")
     bound = math.log(e.k)
     name, values = list(lines.items())[0 if given or e.settings.warm_start or not e.curves else 1]
+    what = "Cross-entropy" if trial and values is trial.cross else "loss_0"
     if values[0] > bound:
         null = " and null-like, as labels unrelated to the rows are" if max(values) - bound >= contradiction.NULL_EXCESS else ""
-        title = f"loss_0 = {values[0]:.2f} ({name}) is worse than guessing, ln {e.k:,} = {bound:.2f}{null}"
+        title = f"{what} = {values[0]:.2f} ({name}) is worse than guessing, ln {e.k:,} = {bound:.2f}{null}"
     else:
-        title = f"loss_0 = {values[0]:.2f} ({name}) is better than guessing, ln {e.k:,} = {bound:.2f}"
+        title = f"{what} = {values[0]:.2f} ({name}) is better than guessing, ln {e.k:,} = {bound:.2f}"
     sentence = "No training makes up for labels that mean other rows; a loss means nothing without the line of guessing beside it. "
     sentence += f"Unrelated labels would cost this head {trial.null[0]:.2f}." if trial else "The null needs the head itself: give drafter."
     traces = []
@@ -189,9 +191,8 @@ def calibration(e: Evidence) -> Exhibit:
     title = (
         f"{sum(wrong)} of {len(promises)} predictions are contradicted: {', '.join(n for n, bad in zip(names, wrong, strict=True) if bad)}"
     )
-    sentence = (
-        f"Predicted → measured: {'; '.join(names)}. Bars: what one accuracy leaves open across, rounding or 95 % over prompts upwards."
-    )
+    sentence = f"Predicted → measured: {'; '.join(names)}. Bars across: what an accuracy of the first step leaves open about later "
+    sentence += "ones. Bars upwards: 95 % over prompts, or rounding."
     if not any(wrong):
         title = f"No prediction is contradicted: {'; '.join(names)}"
     if not e.promises:

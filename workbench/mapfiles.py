@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.checkpoint import open_drafter
+from workbench.checkpoint import DrafterCheckpoint, open_checkpoint
 from workbench.dialects import canonical_names
 from workbench.errors import InputError
 from workbench.mapping import VocabMap, describe_map, integers, mask_of, refuse_bad_rows
@@ -66,7 +66,13 @@ def read_raw(path: str | Path) -> RawMap:
             return found
     if place.chosen and not weights:
         raise InputError(f"{place.location} is no map: expected a drafter, d2t.npy, t2d.npy, or a .pt or .safetensors file with d2t in it")
-    drafter = open_drafter(path)
+    drafter = open_checkpoint(path)
+    if not isinstance(drafter, DrafterCheckpoint):
+        raise InputError(
+            f"{drafter.location} holds a verifier, which has no draft vocabulary: expected a drafter, or a map (a folder with d2t.npy, a "
+            ".pt or .safetensors file)",
+            "wrong-model",
+        )
     d2t, t2d = drafter.map_raw()
     if d2t is None and t2d is None and arrays and drafter.k != drafter.v:
         beside = ", ".join(match.string for match in arrays)

@@ -154,7 +154,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"parameter file {path} cannot be read: {' '.join(str(error).split())}") from error
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise InputError(f"{path} cannot be read ({why}): expected a YAML file of names and values") from error
     if not isinstance(loaded, dict | None):
         raise InputError(f"parameter file {path} holds a {type(loaded).__name__}, expected lines of `name: value`")
     return loaded or {}

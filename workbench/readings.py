@@ -43,6 +43,11 @@ class Reading:
     config: dict[str, Any] = field(default_factory=dict)
     usual: bool = False
 
+    @property
+    def changes(self) -> set[str]:
+        """Names of what it changes."""
+        return {*self.change, *self.config}
+
     def applied(self, base: Wiring) -> Wiring:
         """The changed wiring; rope keys that are not named stay."""
         config = {key: {**base.config.rope, **value} if key == "rope" else value for key, value in self.config.items()}

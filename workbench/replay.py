@@ -208,7 +208,10 @@ def _texts(
                 have += n
         progress(f"{have:,} of {tokens:,} tokens")
     if not texts:
-        raise InputError(f"no prompt leaves room for an answer within {cap} tokens: give more tokens or shorter prompts")
+        raise InputError(
+            f"{tokens} tokens are too few for these prompts: each text gets {cap} of them, and none of {len(prompts)} leaves room for an "
+            f"answer in so many; give {SEQUENCES * 64} tokens or more, or shorter prompts"
+        )
     return texts
 
 

@@ -48,8 +48,9 @@ def check(
 
     recorded: only where the replay holds the drafter's logits: by how much they are missed as wired (RMS), and under which reading least.
 
-    base: loss (nats a token, mean over TTT steps), accuracy and alpha at the first step, simulated accept length; delta_loss and ci95 are
-    paired with it. verifier_path: only needed for a replay that was recorded without. Raises InputError when they do not fit together.
+    base: loss (nats a token, mean over TTT steps), accuracy and alpha at the first step, simulated accept length; delta_loss, ci95 and
+    sure, the interval that decides, are paired with it. verifier_path: only needed for a replay that was recorded without. Raises
+    InputError when they do not fit together.
     """
     replay = read_replay(replay_path).complete(verifier_path)
     checkpoint = open_drafter(drafter_path)
@@ -62,6 +63,7 @@ def check(
             "name": r.reading.name,
             "delta_loss": r.difference.loss,
             "ci95": [r.difference.low, r.difference.high],
+            "sure": r.difference.sure,
             "accept_length": base["accept_length"] + r.difference.accept_length,
             "verdict": r.difference.verdict,
         }
@@ -143,13 +145,13 @@ def check_text(result: dict[str, Any], shown: int = 15) -> str:
     lines = [
         f"{result['tokens']:,} tokens in {result['sequences']} sequences: loss {base['loss']:.3f}  accuracy {base['accuracy']:.3f}  "
         f"alpha {base['alpha']:.3f}  accept length {base['accept_length']:.3f}",
-        f"{'reading':<48} {'nats':>8} {'95 % interval':>18} {'accept':>7}  verdict",
+        f"{'reading':<48} {'nats':>8} {f'{100 * LEVEL:.1f} % interval':>18} {'accept':>7}  verdict",
     ]
     for r in result["readings"][:shown]:
-        interval = " .. ".join(map(signed, r["ci95"]))
+        interval = " .. ".join(map(signed, r["sure"]))
         lines.append(f"{r['name']:<48} {signed(r['delta_loss']):>8} {interval:>18} {r['accept_length']:>7.3f}  {r['verdict']}")
-    lines += [f"... and {len(result['readings']) - shown} more"] if len(result["readings"]) > shown else []
-    lines.append(f"better or worse: by more than {LEAST:g} nats with {100 * LEVEL:.1f} % certainty, because so many readings are tried")
+    lines += [f"... and {len(result['readings']) - shown} more (--json has all)"] if len(result["readings"]) > shown else []
+    lines.append(f"decided: by more than {LEAST:g} nats, the interval on one side of 0 ({100 * LEVEL:.1f} %, because so many are tried)")
     if "recorded" in result and result["recorded"]["reading"] is None:
         off = result["recorded"]["off"]
         told = "are brought back" if off <= ROUNDING else "are not brought back by any one change: other weights, or several faults"

@@ -69,6 +69,8 @@ def _weight_files(place: Place) -> tuple[list[str], set[str]]:
         raise InputError(
             f"{place.location} holds an adapter: expected weights that stand alone; merge it into its base first", "wrong-model"
         )
+    if "d2t.npy" in place.files or "t2d.npy" in place.files:
+        raise InputError(f"{place.location} holds a vocabulary map and no weights: expected a checkpoint here; are the paths exchanged?")
     held = [*place.files, *(f"{name}/" for name in place.folders)][:5]
     raise InputError(
         f"{place.location} holds no weights ({'only ' + ', '.join(held) if held else 'nothing'}): expected model.safetensors, an index "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench import figures
-from workbench.accept import best_draft_tokens, constant_rate, round_cost
+from workbench.accept import constant_rate, round_cost
 from workbench.contradiction import Served
 from workbench.evidence import Sweep
 from workbench.figures import Column, Exhibit, level, missing, plot, plot_text, table, trace
@@ -78,15 +78,21 @@ def best_drafts(sweeps: Sequence[Sweep]) -> Exhibit:
         return missing("Best number of draft tokens", GIVE_RUNS)
     traces, said = [], []
     for n, one in enumerate(sweeps):
-        found, colour = best_draft_tokens(one.prefix, one.costs), figures.COLOURS[n % 6]
-        style = {"line": {"color": colour, "dash": "solid" if one.measured else "dash"}, "mode": "lines+markers"}
+        found, colour, error = one.best, figures.COLOURS[n % 6], None
+        if one.samples is not None:
+            low, high = np.quantile(one.samples, (0.025, 0.975), axis=0)  # [S+1] each
+            error = {"type": "data", "array": high - found.speedups, "arrayminus": found.speedups - low, "thickness": 1.2}
+        style = {"line": {"color": colour, "dash": "solid" if one.measured else "dash"}, "mode": "lines+markers", "error_y": error}
         name = one.name if one.measured else f"{one.name} (partly interpolated)"
         traces.append(drawn(np.arange(len(found.speedups)), found.speedups, name, **style))
         traces.append(star(found.draft_tokens, found.speedups[found.draft_tokens], f"{one.name}: best", colour))
         said.append(f"{one.name}: {found.draft_tokens}{found.bound} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
-    title = f"Best number of draft tokens: {'; '.join(said)}"
+    doubts = [f"{one.name}: {doubt}" for one in sweeps for doubt in one.doubts]
+    title = f"Best number of draft tokens{', not decided' * bool(doubts)}: {'; '.join(said)}"
     sentence = "Accept length over round cost; 0 is plain decoding. "
     sentence += "; ".join(f"{one.name}: round costs {', '.join(f'{cost:.2f}' for cost in one.costs)}" for one in sweeps) + "."
+    sentence += f" {'. '.join(doubts)}." if doubts else ""
+    sentence += " Bars: 95 % over prompts." if any(one.samples is not None for one in sweeps) else ""
     if not all(one.measured for one in sweeps):
         sentence += " Dashed: every draft token is taken to cost alike; in a mixture of experts the first ones cost most. Measure 1 and 2."
     axis = {"dtick": 1, "rangemode": "tozero"}

@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,12 @@ def run_sweep(runs: Sequence[Run], out: Path, jobs: int, scheduler: str, progres
                 progress(f"{result.status:<7} {len(done)}/{len(runs)}  {name}  {result.seconds:.0f} s  {result.error or ''}".rstrip())
         finally:
             ended = [done[run.name] for run in runs if run.name in done]
-            report.write_index(out, ended, f"{len(ended)} of {len(runs)} runs", [run.differs for run in runs if run.name in done])
+            report.write_index(
+                out,
+                ended,
+                f"{len(ended)} of {len(runs)} runs, {sum(r.status != 'ok' for r in ended)} not ok",
+                [run.differs for run in runs if run.name in done],
+            )
     return ended
 
 
@@ -167,9 +172,11 @@ def compare(folders: Sequence[str | Path]) -> dict[str, dict[str, list[Any]]]:
         run = RunFolder(folder)
         source = run.read("provenance.json") if (folder / "provenance.json").is_file() else {"packages": {}, "code": {}}
         status = run.read("status.json")
+        known = params.NOTEBOOKS.get(status["notebook"])
+        defaults = {f.name: params.default_of(f) for f in fields(known)} if known else {}
         told.append(
             {
-                "parameters": {"notebook": status["notebook"], **run.read("parameters.json")},
+                "parameters": {"notebook": status["notebook"], **defaults, **run.read("parameters.json")},
                 "versions": {**source["packages"], "commit": source["code"].get("sha")},
                 "results": {"status": status["status"], **flat(run.read("results.json")["results"])},
             }

@@ -2,9 +2,10 @@
 
 Notable:
 * Each prompt is decoded with every number of draft tokens in turn, so that all of them see the same machine. Prefill is left out.
-* The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step, the median over prompts:
-  one prompt that something else on the machine slowed down does not decide whether speculation pays. Tokens/s are accept length over
-  the time of a pass, what a long answer gets: in a short one the drafts that the last pass accepts behind its end weigh too much.
+* The round cost of n draft tokens is the time of a verify pass with its drafting over that of a plain step: medians over the rounds of a
+  prompt, then over prompts, so that what else the machine does in between decides nothing. Where its prompts disagree, intervals over
+  prompts say so. Tokens/s are accept length over the time of a pass, what a long answer gets: in a short one the drafts that the last
+  pass accepts behind its end weigh too much.
 * Simulated and measured acceptance are of the same text, the verifier's own greedy answers. Training's prefix_k count every token alike;
   a verify pass starts only where the one before ended, more often where drafting is hard: the simulation walks the text as passes do.
 """
@@ -33,15 +34,18 @@ from workbench.verifier import Teacher, capture, end_tokens, find_parts
 class Trial:
     """What N prompts came to.
 
-    rounds [N, S+1]: seconds of a round with 0..S draft tokens, of each prompt whose answers have any. measured, prefix [S], prefix_ci
-    [2, S]: with S draft tokens. lossless: all answers equal plain decoding's. cross, null: cross-entropy at each TTT step and what
-    unrelated labels would cost, nats. simulated [S]: share of simulated passes that accept draft tokens 1..k.
+    rounds [N, S+1]: median seconds of a round with 0..S draft tokens, of each prompt whose answers have any; prefixes [N, S], passes [N]:
+    of the same prompts, passes with S draft tokens that accept 1..k of them, and all. measured, prefix [S], prefix_ci [2, S]: with S draft
+    tokens. lossless: all answers equal plain decoding's. cross, null: cross-entropy at each TTT step and what unrelated labels would cost,
+    nats. simulated [S]: share of simulated passes that accept draft tokens 1..k.
     """
 
     drafter: str
     device: str
     k: int
     rounds: np.ndarray
+    prefixes: np.ndarray
+    passes: np.ndarray
     measured: Measured
     prefix: np.ndarray
     prefix_ci: np.ndarray
@@ -52,15 +56,25 @@ class Trial:
 
     @property
     def costs(self) -> np.ndarray:
-        """Round costs R_n [S+1], R_0 = 1: medians over prompts of what a round costs more than a plain step of the same prompt."""
+        """Round costs R_n [S+1], R_0 = 1."""
         return np.median(self.rounds / self.rounds[:, :1], axis=0)
 
     @property
     def costs_ci(self) -> np.ndarray:
         """Their 95 % intervals [2, S+1], bootstrap over prompts."""
-        relative = self.rounds / self.rounds[:, :1]
-        picks = np.random.default_rng(0).integers(len(relative), size=(4000, len(relative)))
-        return np.quantile(np.median(relative[picks], axis=1), (0.025, 0.975), axis=0)
+        return np.quantile(self._resampled()[0], (0.025, 0.975), axis=0)
+
+    @property
+    def speedups(self) -> np.ndarray:
+        """Speed-up with 0..S draft tokens in samples of the prompts with replacement [draws, S+1]."""
+        costs, picks = self._resampled()
+        prefix = self.prefixes[picks].sum(1) / self.passes[picks].sum(1)[:, None]  # [draws, S]
+        return np.cumsum(np.column_stack([np.ones(len(picks)), prefix]), axis=1) / costs
+
+    def _resampled(self, draws: int = 4000) -> tuple[np.ndarray, np.ndarray]:
+        """Round costs [draws, S+1] of samples of the prompts, and which prompts those are [draws, N]."""
+        picks = np.random.default_rng(0).integers(len(self.rounds), size=(draws, len(self.rounds)))
+        return np.median((self.rounds / self.rounds[:, :1])[picks], axis=1), picks
 
     @property
     def seconds(self) -> np.ndarray:
@@ -87,12 +101,15 @@ def try_out(
     passes = np.array([len(done.passes) for done in most])
     measured = measure([done.accepted for done in most], passes)
     counts = np.array([prefix_counts(done.histogram) for done in most])  # [N, S]
+    told = passes > 0
     cross, null, walked = simulate(pair, ids, [done.ids for done in plain], draft_tokens)
     return Trial(
         Path(drafter).name,
         str(pair.ids.device),
         len(pair.ids),
         round_seconds(by_drafts),
+        counts[told],
+        passes[told],
         measured,
         counts.sum(0) / passes.sum(),
         bootstrap_ratio(counts, passes),
@@ -104,12 +121,12 @@ def try_out(
 
 
 def round_seconds(by_drafts: Sequence[Sequence[Decoded]]) -> np.ndarray:
-    """Seconds of a round with 0..S draft tokens, prompt by prompt, [N, S+1]. by_drafts: [S+1][N] answers to the same prompts; those of one
-    token have no round and are left out, InputError where there are no others."""
-    some = [done for done in zip(*by_drafts, strict=True) if len(done[0].ids) > 1]
+    """Median seconds of a round with 0..S draft tokens, prompt by prompt, [N, S+1]. by_drafts: [S+1][N] answers to the same prompts; those
+    of one token have no round and are left out, InputError where there are no others."""
+    some = [done for done in zip(*by_drafts, strict=True) if all(one.rounds_s for one in done)]
     if not some:
         raise InputError("every answer ends with its first token, so nothing tells what a round costs: give other prompts")
-    return np.array([[one.decode_s / (len(one.passes) or len(one.ids) - 1) for one in done] for done in some])
+    return np.array([[np.median(one.rounds_s) for one in done] for done in some])
 
 
 @torch.no_grad()

@@ -288,8 +288,9 @@ def report_starts(run: RunFolder, measured: dict[str, Measured | None]) -> None:
         )
         if naive.cross[0] > bound:
             run.warn(
-                f"The naive start is worse than guessing: {naive.cross[0]:.2f} nats against ln K = {bound:.2f}. Suspect the data path, not "
-                f"the weights: labels that have nothing to do with the rows would cost {naive.null[0]:.2f}."
+                f"Trained as it is under the child's map (the naive start, made here to compare with) this drafter is worse than guessing: "
+                f"{naive.cross[0]:.2f} nats against ln K = {bound:.2f}. A training log that begins so suffers from its data path, not from "
+                f"its weights: labels that have nothing to do with the rows would cost {naive.null[0]:.2f}."
             )
     run.record("cross_entropy_remapped", remapped.cross[0], "nats a label once the rows are moved", f"{remapped.cross[0]:.2f}")
     found = [m.found["full_acc_0"] for m in (naive, remapped) if m is not None]

@@ -141,7 +141,7 @@ def starts(measured: Mapping[str, Measured | None], title: str = "") -> Exhibit:
     title = title or f"Of {len(known)} starts, {best} accepts most: {known[best].accept_length:.2f} tokens a verify pass (bonus included)"
     entropy = known[best].cross[0] - known[best].found["loss_0"]
     sentence = f"{known[best].supervised:,} supervised tokens of held-out answers; labels covered: the share of these. "
-    sentence += f"loss_k is KL, as trainers print it: cross-entropy less the verifier's own entropy ({entropy:.2f} nats at step 0), which "
+    sentence += f"loss_k is KL, as trainers print it: cross-entropy less the verifier's own entropy (about {entropy:.1f} nats), which "
     sentence += "no training takes away. Losses under different maps are over different tokens and do not compare; acc_0 and accept "
     sentence += "length do: a token outside the draft vocabulary counts as a miss."
     return table(title, sentence, columns, lines)

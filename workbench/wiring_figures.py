@@ -15,6 +15,7 @@ from workbench.figures import Column, Exhibit, missing, plot, plot_text, table, 
 from workbench.findings import SEVERITIES
 from workbench.forecast import DIFFERENT, differences, refusals
 from workbench.inspector import Inspection
+from workbench.loss_accept_figures import next_steps as next_commands
 from workbench.readings import SCAN
 from workbench.scans import LEAST, LEVEL, Outcome
 from workbench.texts import percent, signed
@@ -38,6 +39,13 @@ def findings(i: Inspection) -> Exhibit:
     return table(f"{said}: {found[0].title}", f"By {tried}.", columns, lines)
 
 
+def cures(i: Inspection) -> Exhibit:
+    """The next command of each finding."""
+    if not i.doctor.findings:
+        return Exhibit("Nothing has to be cured", "what else applies to this drafter stands at the end.", None)
+    return next_commands(i.doctor.findings)
+
+
 def skipped(i: Inspection) -> Exhibit:
     """Checks that had no input, by what they need."""
     needs = i.doctor.unseen()
@@ -53,15 +61,20 @@ def skipped(i: Inspection) -> Exhibit:
 
 
 def engines(i: Inspection) -> Exhibit:
-    """What each engine feeds and uses, a line a field, those in which engines differ first."""
-    told = differences(i.engines)
+    """What each engine feeds and uses, a line a field, those in which engines differ first; nothing of engines that cannot load it."""
+    stuck, told = refusals(i.engines), differences(i.engines)
     order = sorted(DIFFERENT, key=lambda name: name not in i.differ)
-    lines = [[name, "differ" if name in i.differ else "agree", *(_told(engine[name]) for engine in i.engines.values())] for name in order]
+    lines = [
+        [name, "differ" if name in i.differ else "agree", *("–" if e in stuck else _told(said[name]) for e, said in i.engines.items())]
+        for name in order
+    ]
     lines += [["defaults taken", "", *("; ".join(engine["defaults_taken"]) or "–" for engine in i.engines.values())]]
-    alike = "All engines that can load it feed and use the same" if refusals(i.engines) else "All engines feed and use the same"
+    alike = f"All engines {'that can load it ' * bool(stuck)}feed and use the same"
     title = f"Engines differ in {len(i.differ)} of {len(DIFFERENT)} things: {', '.join(i.differ)}" if i.differ else alike
     columns = [Column("what"), Column("engines", "mark"), *(Column(engine, "value") for engine in i.engines)]
-    return table(title, f"{next(iter(told.values()))}." if told else "Boundaries, embedding, head, map and norms agree.", columns, lines)
+    sentence = f"{told[i.differ[0]]}." if i.differ else "Boundaries, embedding, head, map and norms agree."
+    refused = f" {', '.join(stuck)} cannot load it." if stuck else ""
+    return table(title, f"{sentence}{refused}", columns, lines)
 
 
 def launch(i: Inspection) -> Exhibit:
@@ -76,7 +89,7 @@ def launch(i: Inspection) -> Exhibit:
 def _told(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(flag for flag, on in value.items() if on) or "usual"
-    return "cannot read it" if value is None else ", ".join(f"h_{k}" for k in value) if isinstance(value, list) else str(value)
+    return ", ".join(f"h_{k}" for k in value) if isinstance(value, list) else str(value)
 
 
 def consumers(i: Inspection, rows: int) -> Exhibit:
@@ -226,13 +239,14 @@ def readings(i: Inspection) -> Exhibit:
     if i.bench is None:
         return missing("All readings", f"{i.why}.")
     length = i.base["accept_length"]
-    lines = [
-        [r.reading.name, signed(r.difference.loss), " .. ".join(map(signed, r.difference.sure)),
-         round(length + r.difference.accept_length, 2), r.difference.chains, r.difference.verdict]
-        for r in i.ranked
-    ]  # fmt: skip
+    lines = []
+    for reading, d in ((r.reading, r.difference) for r in i.ranked):
+        verdict = "same" if d.sure == (0, 0) else d.verdict
+        changed = [signed(d.loss), " .. ".join(map(signed, d.sure)), round(length + d.accept_length, 2)]
+        lines.append([reading.name, *changed, d.chains, verdict])
     worse = sum(r.difference.verdict == "worse" for r in i.ranked)
-    title = f"{worse} of {len(i.ranked)} readings fit worse, {inspector.undecided(i)} cannot be decided on {len(i.replay.ids):,} tokens"
+    most = max(r.difference.chains for r in i.ranked)
+    title = f"{worse} of {len(i.ranked)} readings fit worse, {inspector.undecided(i)} cannot be decided on {most:,} tokens"
     sentence = (
         f"Better or worse: the change is more than {LEAST:g} nats and its interval ({100 * LEVEL:.1f} %, because so many readings are "
     )

@@ -16,7 +16,7 @@ def test_the_tiny_lab(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert found["results"]["cross_entropy_naive"] > found["results"]["cross_entropy_remapped"]
     page = (folder / "report.html").read_text()
     assert page.count('class="plotly-graph-div"') == FIGURES["03_remap_and_train"]
-    assert page.count("<table>") == 7 + 2  # with parameters and provenance
+    assert page.count("<table>") == 7 + 3  # with words, parameters and provenance
     assert "The worst of" in page
     for name in ("remapped", "drafter"):
         assert read_map(folder / name) == read_map(given["child"])

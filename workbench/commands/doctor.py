@@ -35,7 +35,7 @@ def doctor(
     found = diagnose(drafter, **inputs, logs=log or [], tokenizer=tokenizer, run=run, counts=counts)
     result = found.to_json()
     faulty = result["verdict"] == "errors"
-    show(result, as_json, "\n".join([*_text(found), *([] if faulty or replay else [_next(drafter, verifier or "VERIFIER")])]))
+    show(result, as_json, "\n".join(_text(found, "" if faulty or replay else _next(drafter, verifier or "VERIFIER"))))
     raise typer.Exit(int(faulty))
 
 
@@ -56,18 +56,19 @@ def cure(
     show(result, as_json, f"{code}: changed {', '.join(result['changed']) or '-'}, left out {', '.join(result['left_out']) or '-'}\n{out}")
 
 
-def _text(found: "Diagnosis") -> list[str]:
+def _text(found: "Diagnosis", then: str) -> list[str]:
+    """The verdict, the findings, what to run next, and what was not looked for."""
     from workbench.checks import CHECKS
 
-    lines, result, unseen = [], found.to_json(), found.unseen()
+    result, unseen, ran = found.to_json(), found.unseen(), len(CHECKS) - len(found.skipped)
+    only = ", as far as was looked" if unseen and result["verdict"] in ("clean", "notes") else ""
+    lines = [f"verdict: {result['verdict']}{only} ({ran} of {len(CHECKS)} checks ran)"]
     for one in result["findings"]:
         lines += [f"{one['severity']:<8} {one['code']}  {one['title']}", f"         in {one['where']}"]
         lines += [f"         {key}: {str(value)[:160]}" for key, value in one["evidence"].items() if value is not None]
         lines += [f"         cure: {one['remedy']}"] if one["remedy"] else []
-    ran = len(CHECKS) - len(found.skipped)
-    lines += [f"not looked for without {need}: {', '.join(codes) if ran else 'everything else'}" for need, codes in unseen.items()]
-    only = ", as far as was looked" if unseen and result["verdict"] in ("clean", "notes") else ""
-    return [*lines, f"verdict: {result['verdict']}{only} ({ran} of {len(CHECKS)} checks ran)"]
+    lines += [then] if then else []
+    return lines + [f"not looked for without {need}: {', '.join(codes) if ran else 'everything else'}" for need, codes in unseen.items()]
 
 
 def _next(drafter: str, verifier: str) -> str:

@@ -148,7 +148,7 @@ def accept(
     """
     from workbench.acceptance import by_level, contract, decode
     from workbench.checkpoint import open_drafter
-    from workbench.corpus import of_split, prompt_ids, read_prompts
+    from workbench.corpus import of_split, prompt_ids, read_prompts, splits_told
     from workbench.decode import load_pair
     from workbench.draft_trees import parse_shape
     from workbench.engines import ENGINES, measure
@@ -168,6 +168,8 @@ def accept(
     if not url:
         open_drafter(drafter)  # a verifier in its place is told before the prompts and a tokenizer are asked for
     records = of_split(read_prompts(prompts), split)[: limit or None]
+    if not split and (told := splits_told(records)):
+        progress(told)
     tokenizer = None if all(record.prompt_ids for record in records) else load_tokenizer(verifier)
     ids = [prompt_ids(record, tokenizer) for record in records]
     if engine == "builtin":

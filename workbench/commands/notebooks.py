@@ -41,7 +41,7 @@ def run(
 
 @app.command()
 def report(
-    out: Annotated[Path | None, typer.Option("--out", help="New folder; default runs/report-<time>.")] = None, as_json: Json = False
+    out: Annotated[Path | None, typer.Option("--out", help="New folder; default runs/report-TIME.")] = None, as_json: Json = False
 ) -> None:
     """The main job: every notebook on the lab, one page each and an index.
 

@@ -33,6 +33,7 @@ def replay_record(
     Example: `workbench replay record --verifier my-verifier --prompts prompts.jsonl --tokens 1800 --out runs/replay.safetensors`
     """
     from workbench.checkpoint import open_drafter
+    from workbench.corpus import read_prompts, splits_told
     from workbench.errors import InputError
     from workbench.replay import record, record_states, write_replay
     from workbench.scans import Bench, with_drafter
@@ -41,6 +42,8 @@ def replay_record(
     kept = numbers(boundaries, "--boundaries")
     if bool(states) == bool(prompts) or (prompts and not verifier):
         raise InputError("give either --verifier and --prompts, or --states of an extraction")
+    if prompts and not split and (told := splits_told(read_prompts(prompts))):
+        progress(told)
     replay = record_states(states, verifier or None, tokens, kept) if states else record(verifier, prompts, tokens, split, kept, progress)
     if drafter:
         replay = with_drafter(Bench.open(replay, open_drafter(drafter)))
@@ -65,7 +68,9 @@ def replay_check(
     from workbench.replay_check import check, check_text
 
     result = check(replay, drafter, verifier or None, progress)
-    show(result, as_json, check_text(result))
+    fields = ("name", "delta_loss", "ci95", "accept_length", "verdict")
+    readings = [{name: row[name] for name in fields} for row in result["readings"]]
+    show({**result, "readings": readings}, as_json, check_text(result))
     raise typer.Exit(int(bool(result["findings"])))
 
 
