@@ -1,7 +1,10 @@
 """The project's own promises: import walls, one set of dependencies, sizes of modules and notebooks, commands named in the README."""
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -101,3 +104,24 @@ def test_readme_names_the_two_commands_that_exist() -> None:
         assert f"make {target}" in readme
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_lab_works_on_copies(tmp_path: Path) -> None:
+    """A copy is made once and stays; a newer notebook takes its place and leaves it beside, so that nothing is lost and nothing stale."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    source, copy = tmp_path / "notebooks" / "n.ipynb", tmp_path / "runs" / "lab" / "n.ipynb"
+
+    def make() -> None:
+        subprocess.run(["make", "-s", "-C", tmp_path, "runs/lab/n.ipynb"], check=True, capture_output=True)
+
+    source.write_text("first")
+    make()
+    copy.write_text("mine")
+    make()
+    assert copy.read_text() == "mine"
+    source.write_text("second")
+    later = copy.stat().st_mtime + 10
+    os.utime(source, (later, later))
+    make()
+    assert (copy.read_text(), copy.with_name("n.ipynb.old").read_text()) == ("second", "mine")

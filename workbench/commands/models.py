@@ -43,12 +43,13 @@ def extract(
     Example: `workbench extract --verifier my-verifier --chats data/lab/answers-predecessor.jsonl --split train --out runs/states`
     """
     from workbench.corpus import of_split, read_prompts, render_all
-    from workbench.extract import extract as extract_states
-    from workbench.tokens import load_tokenizer
-    from workbench.verifier import load_verifier
 
     check_destination(out)
     prompts = of_split(read_prompts(chats), split)
+    from workbench.extract import extract as extract_states  # seconds: what a path can be wrong about is told before
+    from workbench.tokens import load_tokenizer
+    from workbench.verifier import load_verifier
+
     boundaries = numbers(taps, "--taps")
     texts, report = render_all(prompts, load_tokenizer(verifier), max_tokens)
     progress(f"{report['samples']} samples, {report['tokens']:,} tokens, {report['supervised']:,} supervised, from {chats}")
@@ -146,9 +147,13 @@ def accept(
 
     Example: `workbench accept --drafter my-drafter --verifier my-verifier --prompts data/lab/prompts.jsonl --split heldout --limit 32`
     """
-    from workbench.acceptance import by_level, contract, decode
     from workbench.checkpoint import open_drafter
     from workbench.corpus import of_split, prompt_ids, read_prompts, splits_told
+
+    if not url:
+        open_drafter(drafter)  # a verifier in its place is told before the prompts and a tokenizer are asked for
+    records = of_split(read_prompts(prompts), split)[: limit or None]
+    from workbench.acceptance import by_level, contract, decode  # seconds: what a path can be wrong about is told before
     from workbench.decode import load_pair
     from workbench.draft_trees import parse_shape
     from workbench.engines import ENGINES, measure
@@ -165,9 +170,6 @@ def accept(
         raise InputError("--url, --baseline-url and --concurrency are about servers: say which with --engine vllm or --engine sglang")
     if engine != "builtin" and (tree or temperature):
         raise InputError("--tree and --temperature are for builtin decoding: servers are measured greedily, on chains")
-    if not url:
-        open_drafter(drafter)  # a verifier in its place is told before the prompts and a tokenizer are asked for
-    records = of_split(read_prompts(prompts), split)[: limit or None]
     if not split and (told := splits_told(records)):
         progress(told)
     tokenizer = None if all(record.prompt_ids for record in records) else load_tokenizer(verifier)
