@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 GIVEN = ("training", "serving", "drafter", "numbers", "runs")
 FIRST = "first metrics"
 SURE = 0.95  # of the samples in which a number of draft tokens must be best
-FALLS = 0.05  # of a plain step: by more, a round cost that falls with more draft tokens is the machine's doing
+FALLS = 0.05  # of a plain step: a round cost that falls by less is rounding
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,18 @@ class Sweep(NamedTuple):
         return best_draft_tokens(self.prefix, self.costs)
 
     @property
-    def doubts(self) -> list[str]:
-        """Why that number may be another one."""
-        found = []
-        if self.samples is not None and (sure := float((self.samples.argmax(1) == self.best.draft_tokens).mean())) < SURE:
-            found.append(f"these prompts cannot decide it: {self.best.draft_tokens} is best in {percent(sure)} of their samples")
-        if (np.diff(self.costs[1:]) < -FALLS).any():
-            found.append("rounds cost less with more draft tokens, which no engine does: the machine was busy, measure again")
-        return found
+    def falls(self) -> bool:
+        """Whether a round gets cheaper with more draft tokens."""
+        return bool((np.diff(self.costs[1:]) < -FALLS).any())
+
+    @property
+    def doubt(self) -> str:
+        """Why the best number of draft tokens may be another one; "" where it is decided."""
+        if self.samples is None:
+            return "rounds cost less with more draft tokens, so these runs saw different machines: measure them in one go" * self.falls
+        sure = float((self.samples.argmax(1) == self.best.draft_tokens).mean())
+        told = f"these prompts cannot decide it, {self.best.draft_tokens} is best in {percent(sure)} of their samples: take more of them"
+        return told * (sure < SURE)
 
 
 @dataclass(frozen=True, eq=False)

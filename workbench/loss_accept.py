@@ -60,13 +60,13 @@ def report(run: RunFolder, e: Evidence, found: Sequence[Finding]) -> None:
         one = max(e.sweeps, key=lambda one: one.best.speedups.max())
         best = one.best
         gain = f"{best.speedups[best.draft_tokens]:.2f} times plain decoding" if best.draft_tokens else "speculation does not pay"
-        label = f"draft tokens a pass are best{best.bound}: {gain}{', not decided' * bool(one.doubts)}"
+        label = f"draft tokens a pass are best{best.bound}: {gain}{', not decided' * bool(one.doubt)}"
         run.record("best_draft_tokens", best.draft_tokens, label, str(best.draft_tokens))
     run.record("findings", [{"code": f.code, "severity": f.severity, "title": f.title} for f in found])
     run.record("finding_verdict", verdict(found))
     for sweep in e.sweeps:
-        for doubt in sweep.doubts:
-            run.warn(f"Best number of draft tokens of {sweep.name}: {doubt}.")
+        if sweep.doubt:
+            run.warn(f"Best number of draft tokens of {sweep.name}: {sweep.doubt}.")
     for finding in found:
         if finding.severity != "note":
             run.warn(f"{finding.title}.")

@@ -87,11 +87,13 @@ def best_drafts(sweeps: Sequence[Sweep]) -> Exhibit:
         traces.append(drawn(np.arange(len(found.speedups)), found.speedups, name, **style))
         traces.append(star(found.draft_tokens, found.speedups[found.draft_tokens], f"{one.name}: best", colour))
         said.append(f"{one.name}: {found.draft_tokens}{found.bound} ({found.speedups[found.draft_tokens]:.2f} times plain decoding)")
-    doubts = [f"{one.name}: {doubt}" for one in sweeps for doubt in one.doubts]
+    doubts = [f"{one.name}: {one.doubt}" for one in sweeps if one.doubt]
     title = f"Best number of draft tokens{', not decided' * bool(doubts)}: {'; '.join(said)}"
     sentence = "Accept length over round cost; 0 is plain decoding. "
     sentence += "; ".join(f"{one.name}: round costs {', '.join(f'{cost:.2f}' for cost in one.costs)}" for one in sweeps) + "."
     sentence += f" {'. '.join(doubts)}." if doubts else ""
+    if any(one.falls for one in sweeps if one.samples is not None):
+        sentence += " A round that gets cheaper with more draft tokens is this machine's: it was busy, or its kernels prefer some widths."
     sentence += " Bars: 95 % over prompts." if any(one.samples is not None for one in sweeps) else ""
     if not all(one.measured for one in sweeps):
         sentence += " Dashed: every draft token is taken to cost alike; in a mixture of experts the first ones cost most. Measure 1 and 2."

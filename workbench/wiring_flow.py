@@ -80,7 +80,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], text: str) -> l
     """An arrow from the lower edge of a box to the upper edge of another, its text beside its middle."""
     (x0, y0), (x1, y1) = (start[0], start[1] - HIGH), (end[0], end[1] + HIGH)
     x1 += 0.35 * (x0 - x1)
-    left = x1 > x0
+    left = x1 > x0 or x0 == x1 > 6  # where there is more room
     aside = 0.15 if x0 == x1 else 0.5
     beside = {"x": (x0 + x1) / 2 + (-aside if left else aside), "y": (y0 + y1) / 2, "xanchor": "right" if left else "left"}
     return [_head(x0, y0, x1, y1), {**beside, "text": plot_text(text), "font": {"size": 11}, "showarrow": False}]
@@ -94,8 +94,9 @@ def _head(x0: float, y0: float, x1: float, y1: float) -> dict[str, Any]:
 
 def _recycled(start: tuple[float, float], shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The way of a draft step's own state back to the join, where it stands in for fc's output."""
-    (x, y), (_, top), edge = start, PLACE["join"], 8.6
+    (x, y), (_, top), edge = start, PLACE["join"], 8.1
     path = f"M {x + WIDE} {y} L {edge} {y} L {edge} {top}"
     shapes.append({"type": "path", "path": path, "line": {"color": figures.INK, "width": 1.2, "dash": "dot"}})
-    text = {"x": edge, "y": (y + top) / 2 - 0.05, "text": "in place of fc<br>from step 1 on", "showarrow": False, "font": {"size": 11}}
+    text = {"x": edge + 0.1, "y": (y + top) / 2, "xanchor": "left", "text": "in place of fc<br>from step 1 on", "align": "left"}
+    text |= {"showarrow": False, "font": {"size": 11}}
     return [_head(edge, top, x + WIDE, top), text]
