@@ -91,7 +91,7 @@ def _entries(
     for canonical, disk in source.names.items():
         if canonical not in left_out:
             info = source.tensors[disk]
-            progress(f"{disk} -> {names[canonical]}")
+            progress(disk if disk == names[canonical] else f"{disk} -> {names[canonical]}")
             yield names[canonical], info.dtype, info.shape, stored_pieces(source.place, info)
     if target.embedding == "saved" and not facts.keeps_embedding:
         info = model.info("embed_tokens.weight")

@@ -225,7 +225,12 @@ def advice(steps: Sequence[tuple[bool, str]]) -> Exhibit:
     lines = [[step] for applies, step in steps if applies]
     if not lines:
         return Exhibit("What to do next", "nothing has to be cleared up first.", None)
-    return table(lines[0][0].split(": ")[0], "What applies to what this page found, the most urgent first.", [Column("next")], lines)
+    return table(
+        lines[0][0].split(": ")[0],
+        f"{len(lines)} of {len(steps)} known steps apply to what this page found, the most urgent first.",
+        [Column("next")],
+        lines,
+    )
 
 
 def settings_table(rows: Sequence[dict[str, Any]]) -> Exhibit:

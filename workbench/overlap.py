@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -102,7 +103,8 @@ def summarise(view: Overlap, run: RunFolder, slice: str = "") -> None:
     run.record("only_b", c.b.k - shared, "tokens without a row in the parent", f"{c.b.k - shared:,}")
     run.record("wrong_label_share", wrong, "of the labels train another token's row", percent(wrong))
     if view.counts is not None and weights.any():
-        run.record("coverage_b", c.b.coverage(weights), "of the counted text covered by the child", percent(c.b.coverage(weights)))
+        text = Path(view.inputs["counts"]).name if view.inputs.get("counts") else "the counts"
+        run.record("coverage_b", c.b.coverage(weights), f"of the text of {text} covered by the child", percent(c.b.coverage(weights)))
     if c.same_position < rows:
         run.warn(
             f"Row by row the maps disagree in {rows - c.same_position:,} of {rows:,} rows: a head trained with the parent map must "

@@ -21,6 +21,7 @@ from workbench.checkpoint import open_verifier
 from workbench.errors import InputError
 
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
+transformers.utils.logging.disable_progress_bar()  # what takes long here says so itself
 LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
