@@ -170,7 +170,7 @@ def treatments(row: dict[str, Any]) -> set[str]:
 
 def undecided(i: Inspection) -> int:
     """How many readings these tokens can neither refuse nor confirm."""
-    return sum(r.difference.verdict == "undecidable" for r in i.ranked)
+    return sum(r.difference.verdict == "undecidable" and r.difference.sure != (0, 0) for r in i.ranked)
 
 
 def own_share(replay: Replay) -> float:
