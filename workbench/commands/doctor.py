@@ -1,5 +1,6 @@
 """The doctor: every check over a drafter and what belongs to it."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,6 +74,7 @@ def _text(found: "Diagnosis", then: str) -> list[str]:
 
 def _next(drafter: str, verifier: str) -> str:
     """What to run next: only a recording of the verifier tells how a drafter is wired."""
+    drafter, verifier = shlex.quote(drafter), shlex.quote(verifier)
     record = f"workbench replay record --verifier {verifier} --prompts CHATS.jsonl --out runs/recorded.safetensors"
     again = f"workbench doctor {drafter} --verifier {verifier} --replay runs/recorded.safetensors"
     return f"next: is it wired as it was trained? {record} && {again}"
