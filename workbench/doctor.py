@@ -39,14 +39,15 @@ class Diagnosis:
         return {"verdict": verdict(self.findings), "findings": [plain(f.to_json()) for f in self.findings], "skipped": self.skipped}
 
     def unseen(self) -> dict[str, list[str]]:
-        """The codes of the faults that no check looked for, by the input that it would take."""
+        """The codes of the faults that were not looked for, by the input that it would take; "in part" where another check looked."""
         lacking = {one["check"]: one["needs"] for one in self.skipped}
         looked = {code for check in CHECKS if check.name not in lacking for code in check.codes}
         found: dict[str, dict[str, None]] = {}
         for check in CHECKS:
             if check.name in lacking:
-                found.setdefault(lacking[check.name], {}).update(dict.fromkeys(code for code in check.codes if code not in looked))
-        return {needs: list(codes) for needs, codes in found.items() if codes}
+                codes = [f"{code} (in part)" if code in looked else code for code in check.codes]
+                found.setdefault(lacking[check.name], {}).update(dict.fromkeys(codes))
+        return {needs: list(codes) for needs, codes in found.items()}
 
 
 def diagnose(
